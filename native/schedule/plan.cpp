@@ -25,7 +25,7 @@ Plan::Plan(const int64_t* program, uint64_t numbers)
   for (uint32_t tensor = 0; tensor < tensors.size(); ++tensor)
     links[tensors[tensor].storage].tensors.push_back(tensor);
   for (const Event& event : events) {
-    if (event.kind == Event::get || event.kind == Event::release) {
+    if (event.kind != Event::run) {
       int64_t& left = references[tensors[event.id].storage];
       if (left <= 0)
         throw InvalidArgument("program: tensor " + std::to_string(event.id) +
@@ -36,7 +36,7 @@ Plan::Plan(const int64_t* program, uint64_t numbers)
     const Op& op = ops[event.id];
     for (uint32_t tensor = op.first_output; tensor < op.end_output(); ++tensor)
       ++references[tensors[tensor].storage];
-    if (event.kind == Event::run) add_op(op);
+    if (!op.constant) add_op(op);
   }
   const auto end = static_cast<uint32_t>(cost_before.size()) - 1;
   for (const uint32_t tensor : outputs) add_use(links[tensors[tensor].storage].uses, end);
@@ -45,7 +45,7 @@ Plan::Plan(const int64_t* program, uint64_t numbers)
 void Plan::add_op(const Op& op) {
   for (const uint32_t input : op.inputs) {
     const uint32_t from = tensors[input].storage;
-    if (storages[from].constant) continue;  // it is always there
+    if (ops[tensors[storages[from].root].op].constant) continue;  // it is always there
     add_use(links[from].uses, static_cast<uint32_t>(cost_before.size()) - 1);
     for (uint32_t tensor = op.first_output; tensor < op.end_output(); ++tensor) {
       const uint32_t to = tensors[tensor].storage;

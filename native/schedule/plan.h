@@ -22,7 +22,7 @@ struct Links {
   std::vector<uint32_t> uses;      // positions of the program that read it, ascending
 };
 
-// A position counts Event::run events.
+// A position counts the ops that are no constants.
 struct Plan : simrd::Log {
   // Throws InvalidArgument if the program is malformed.
   Plan(const int64_t* program, uint64_t numbers);

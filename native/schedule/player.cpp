@@ -26,7 +26,7 @@ double quick_log2(double x) {
 
 }  // namespace
 
-Player::Player(const Plan& plan) : plan_(plan) {
+Player::Player(const Plan& plan) : Playback(plan), plan_(plan) {
   for (const simrd::LogStorage& storage : plan.storages)
     log_size_.push_back(quick_log2(static_cast<double>(storage.size_bytes)));
   mark_.resize(plan.storages.size());
@@ -73,86 +73,47 @@ const Outcome& Player::run(uint64_t budget_bytes, const Score& score,
   budget_ = budget_bytes;
   most_ = most_remat_cost;
   try {
-    for (const Event& event : plan_.events) switch (event.kind) {
-        case Event::constant:
-        case Event::run: {
-          const Op& op = plan_.ops[event.id];
-          for (uint32_t t = op.first_output; t < op.end_output(); ++t) {
-            const uint32_t storage = plan_.tensors[t].storage;
-            ++references_[storage];
-            if (t == op.first_output || plan_.tensors[t - 1].storage != storage)
-              cost_[storage] += op.cost;
-            numerator_known_[storage] = 0;
-          }
-          materialize(op.first_output, false);
-          for (uint32_t t = op.first_output; t < op.end_output(); ++t)
-            access_[plan_.tensors[t].storage] = clock_;
-          if (event.kind == Event::constant) {
-            const uint32_t storage = plan_.tensors[op.first_output].storage;
-            lock(storage);
-            pinned_[storage] = 1;
-          } else {
-            for (const uint32_t input : op.inputs)
-              use_[plan_.tensors[input].storage] = Use::unknown;
-            ++position_;
-          }
-          break;
-        }
-        case Event::get:
-          ++references_[plan_.tensors[event.id].storage];
-          break;
-        case Event::release: {
-          const uint32_t storage = plan_.tensors[event.id].storage;
-          if (--references_[storage] == 0 && score_.keep == 0 && state_[storage] == kResident &&
-              !pinned_[storage])
-            evict(storage);
-          break;
-        }
-      }
-    for (const uint32_t tensor : plan_.outputs) {
-      if (!defined_[tensor]) materialize(tensor, true);
-      const uint32_t storage = plan_.tensors[tensor].storage;
-      if (pinned_[storage]) continue;
-      lock(storage);
-      pinned_[storage] = 1;
-    }
+    play();
   } catch (const Stop& stop) {
     outcome_.status = stop.status;
   }
   return outcome_;
 }
 
-void Player::materialize(uint32_t wanted, bool again) {
-  begin_step(wanted, again);
-  while (!stack_.empty()) {
-    Step& step = stack_.back();
-    if (step.next_missing == missing_.size()) {
-      const Step ready = step;
-      missing_.resize(ready.missing);
-      execute(ready);
-      stack_.pop_back();
-      continue;
-    }
-    const uint32_t input = missing_[step.next_missing];
-    if (defined_[input]) {
-      lock(plan_.tensors[input].storage);
-      ++step.next_missing;
-    } else {
-      begin_step(input, true);
-    }
+void Player::compute(uint32_t id) {
+  const Op& op = plan_.ops[id];
+  for (uint32_t t = op.first_output; t < op.end_output(); ++t) {
+    const uint32_t storage = plan_.tensors[t].storage;
+    ++references_[storage];
+    if (t == op.first_output || plan_.tensors[t - 1].storage != storage) cost_[storage] += op.cost;
+    numerator_known_[storage] = 0;
   }
+  materialize(op.first_output, false);
+  for (uint32_t t = op.first_output; t < op.end_output(); ++t)
+    access_[plan_.tensors[t].storage] = clock_;
+  if (op.constant) return pin(op.first_output);
+  for (const uint32_t input : op.inputs) use_[plan_.tensors[input].storage] = Use::unknown;
+  ++position_;
 }
 
-void Player::begin_step(uint32_t tensor, bool again) {
-  const size_t first = missing_.size();
-  for (const uint32_t input : plan_.ops[plan_.tensors[tensor].op].inputs) {
-    access_[plan_.tensors[input].storage] = clock_;
-    if (defined_[input])
-      lock(plan_.tensors[input].storage);
-    else
-      missing_.push_back(input);
-  }
-  stack_.push_back({tensor, again, first, first});
+void Player::pin(uint32_t tensor) {
+  const uint32_t storage = plan_.tensors[tensor].storage;
+  if (pinned_[storage]) return;
+  lock(storage);
+  pinned_[storage] = 1;
+}
+
+void Player::release(uint32_t tensor) {
+  const uint32_t storage = plan_.tensors[tensor].storage;
+  if (--references_[storage] == 0 && score_.keep == 0 && state_[storage] == kResident &&
+      !pinned_[storage])
+    evict(storage);
+}
+
+Span<uint32_t> Player::begin(uint32_t tensor) {
+  const Span<uint32_t> inputs = plan_.ops[plan_.tensors[tensor].op].inputs;
+  for (const uint32_t input : inputs) access_[plan_.tensors[input].storage] = clock_;
+  return inputs;
 }
 
 void Player::execute(const Step& step) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "plan.h"
+#include "simulate/playback.h"
 
 namespace dtr::schedule {
 
@@ -45,7 +46,9 @@ struct Outcome {
   std::vector<uint32_t> remats;  // by storage
 };
 
-class Player {
+class Player : private simrd::Playback<Player> {
+  friend simrd::Playback<Player>;
+
  public:
   explicit Player(const Plan& plan);
   // weights: by storage, or none. Ends as too costly above most_remat_cost.
@@ -59,12 +62,6 @@ class Player {
   struct Stop {
     Status status;
   };
-  // One (re)materialization that waits for its inputs, as in simrd::Machine.
-  struct Step {
-    uint32_t tensor;
-    bool again;
-    size_t missing, next_missing;
-  };
   // A candidate whose ancestors are to be summed anew: its score without them, and that without
   // its numerator.
   struct Late {
@@ -77,8 +74,13 @@ class Player {
   };
 
   void reset();
-  void materialize(uint32_t tensor, bool again);
-  void begin_step(uint32_t tensor, bool again);
+  void compute(uint32_t op);
+  void pin(uint32_t tensor);
+  void get(uint32_t tensor) { ++references_[plan_.tensors[tensor].storage]; }
+  void release(uint32_t tensor);
+  bool is_defined(uint32_t tensor) const { return defined_[tensor]; }
+  Span<uint32_t> begin(uint32_t tensor);
+  void waits(uint64_t) {}
   void execute(const Step& step);
   void make_room(uint64_t bytes);
   uint32_t choose(uint64_t least_bytes);
@@ -107,9 +109,7 @@ class Player {
   Outcome outcome_;
   uint64_t memory_ = 0;
   int64_t clock_ = 1;
-  uint32_t position_ = 0;  // the op of the program that runs, or waits
-  std::vector<Step> stack_;
-  std::vector<uint32_t> missing_;
+  uint32_t position_ = 0;         // the op of the program that runs, or waits
   std::vector<uint8_t> defined_;  // by tensor
 
   // By storage:

@@ -21,8 +21,8 @@ void add(T& sum, T amount, const char* what) {
 
 Machine::Machine(const dtr_simulation_options& options, const Log& log, Simulation& simulation,
                  Given* given)
-    : options_(options),
-      log_(log),
+    : Playback(log),
+      options_(options),
       simulation_(simulation),
       result_(simulation.result),
       given_(given),
@@ -49,26 +49,7 @@ Machine::Machine(const dtr_simulation_options& options, const Log& log, Simulati
 void Machine::run() {
   if (caches_regions_ && log_.has_wide_views()) regions_.expect_circles();
   try {
-    for (const Event& event : log_.events) switch (event.kind) {
-        case Event::run:
-          compute(event.id);
-          break;
-        case Event::constant:
-          compute(event.id);
-          pin(log_.ops[event.id].first_output);
-          break;
-        case Event::get:
-          get(event.id);
-          break;
-        case Event::release:
-          release(event.id);
-          break;
-      }
-    // The output condition: what the program still refers to, it wants.
-    for (const uint32_t tensor : log_.outputs) {
-      if (!tensors_[tensor].defined) materialize(tensor, true);
-      pin(tensor);
-    }
+    play();
     if (given_ != nullptr) given_->check_end(result_.model_ops + result_.remat_ops);
   } catch (const Stop& stop) {
     result_.status = stop.status;
@@ -110,6 +91,7 @@ void Machine::compute(uint32_t id) {
   if (is_marginal_) each_storage([&](uint32_t at, uint32_t) { update_needed(at); });
   materialize(op.first_output, false);
   each_storage([&](uint32_t at, uint32_t) { stamp(at); });
+  if (op.constant) pin(op.first_output);
 }
 
 // Adds to a storage's cost and edges.
@@ -183,46 +165,17 @@ void Machine::add_ordered_edges(const Op& op) {
       graph_.nodes[tensors_[tensor].storage].next[kAncestors].push_back(tensors_[input].storage);
 }
 
-// Runs the op of a tensor, and before it the ops of undefined inputs, with an explicit stack.
-void Machine::materialize(uint32_t wanted, bool rematerialize) {
-  begin_step(wanted, rematerialize);
-  while (!stack_.empty()) {
-    Step& step = stack_.back();
-    if (step.next_missing == missing_.size()) {
-      const Step ready = step;
-      missing_.resize(ready.missing);
-      execute(ready);
-      stack_.pop_back();
-      continue;
-    }
-    const uint32_t input = missing_[step.next_missing];
-    if (tensors_[input].defined) {
-      lock(tensors_[input].storage);
-      ++step.next_missing;
-    } else {
-      begin_step(input, true);
-    }
-  }
-}
-
-void Machine::begin_step(uint32_t tensor, bool rematerialize) {
+Span<uint32_t> Machine::begin(uint32_t tensor) {
   const Storage& storage = storages_[tensors_[tensor].storage];
   check(!tensors_[tensor].defined && !storage.banished);
   check(graph_.material[tensors_[tensor].storage] || storage.locks == 0);
-  Span<uint32_t> parents = log_.ops[tensors_[tensor].op].inputs;
-  if (banishes()) parents = {links_[tensor].parents.data(), links_[tensor].parents.size()};
-  for (const uint32_t parent : parents) {
-    const uint32_t from = tensors_[parent].storage;
+  Span<uint32_t> inputs = log_.ops[tensors_[tensor].op].inputs;
+  if (banishes()) inputs = {links_[tensor].parents.data(), links_[tensor].parents.size()};
+  for (const uint32_t input : inputs) {
+    const uint32_t from = tensors_[input].storage;
     if (!banishes() || storages_[from].references > 0) stamp(from);
   }
-  for (const uint32_t parent : parents)
-    if (tensors_[parent].defined) lock(tensors_[parent].storage);
-  const size_t first = missing_.size();
-  for (const uint32_t parent : parents)
-    if (!tensors_[parent].defined) missing_.push_back(parent);
-  stack_.push_back({tensor, rematerialize, first, first});
-  const uint64_t waiting = stack_.size() - (stack_.front().rematerialize ? 0 : 1);
-  result_.chain_depth = std::max(result_.chain_depth, waiting);
+  return inputs;
 }
 
 // All inputs are there and locked.
@@ -250,10 +203,10 @@ void Machine::execute(const Step& step) {
   for (const uint32_t tensor : defined_) tensors_[tensor].defined = true;
   for (const uint32_t storage : revived_) {
     graph_.material[storage] = true;
-    if (step.rematerialize) ++storages_[storage].recomputes;
+    if (step.again) ++storages_[storage].recomputes;
     if (is_marginal_) update_needed(storage);
   }
-  if (step.rematerialize) {
+  if (step.again) {
     plain_op_ = false;  // a view that was undefined may bring back more than itself
     result_.remat_cost += op.cost;
     ++result_.remat_ops;
@@ -266,7 +219,7 @@ void Machine::execute(const Step& step) {
   }
   for (const uint32_t storage : revived_) enter_pool(storage);
   if (caches_regions_) {
-    if (plain_op_ && !step.rematerialize)
+    if (plain_op_ && !step.again)
       regions_.computed(revived_, sources_, &result_.accesses);
     else
       regions_.revived(revived_, &result_.accesses);

@@ -23,9 +23,9 @@
 
 #include "given.h"
 #include "mersenne.h"
+#include "playback.h"
 #include "pool.h"
 #include "regions.h"
-#include "simrd_log.h"
 #include "simulation.h"
 
 namespace dtr::simrd {
@@ -98,7 +98,9 @@ class Components {
   uint64_t walk_ = 0;
 };
 
-class Machine {
+class Machine : private Playback<Machine> {
+  friend Playback<Machine>;
+
  public:
   // Throws InvalidArgument for options that simrd has no meaning for.
   // given: what is evicted for room, instead of what the heuristic would choose; may be null.
@@ -112,21 +114,15 @@ class Machine {
   struct Stop {
     int32_t status;
   };
-  // One (re)materialization that waits for its inputs.
-  struct Step {
-    uint32_t tensor;
-    bool rematerialize;
-    size_t missing;       // first of its undefined inputs in missing_
-    size_t next_missing;  // the one it waits for
-  };
 
   // ---- simrd.cpp ----
   void compute(uint32_t op);
   void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges);
   void add_edges(const Op& op);
   void add_ordered_edges(const Op& op);
-  void materialize(uint32_t tensor, bool rematerialize);
-  void begin_step(uint32_t tensor, bool rematerialize);
+  bool is_defined(uint32_t tensor) const { return tensors_[tensor].defined; }
+  Span<uint32_t> begin(uint32_t tensor);
+  void waits(uint64_t steps) { result_.chain_depth = std::max(result_.chain_depth, steps); }
   void execute(const Step& step);
   void unlock_inputs(uint32_t tensor);
   void get(uint32_t tensor);
@@ -157,7 +153,6 @@ class Machine {
   double score(uint32_t storage, Cost cost, int64_t newest) const;
 
   const dtr_simulation_options options_;
-  const Log& log_;
   Simulation& simulation_;
   dtr_simulation_result& result_;
   Given* const given_;
@@ -181,9 +176,7 @@ class Machine {
   Mersenne random_;
   bool draws_candidates_ = false;     // a choice is made among some of the pool:
   std::vector<uint32_t> candidates_;  // these, in its order
-  std::vector<Step> stack_;
-  std::vector<uint32_t> missing_;
-  std::vector<uint32_t> pending_;  // worklist
+  std::vector<uint32_t> pending_;     // worklist
   uint32_t walks_ = 0;
   // Of the op that is being defined or executed:
   std::vector<uint32_t> sources_;  // the distinct storages of its arguments

@@ -21,14 +21,14 @@ Log::Log(const int64_t* program, uint64_t numbers) {
       case Instruction::effect:  // simrd knows but its constants
         for (const Result& result : of.results) {
           names[result.name] = static_cast<uint32_t>(tensors.size());
-          begin_op(Event::constant, 0);
+          begin_op(true, 0);
           add_output(static_cast<uint64_t>(result.size_bytes), nullptr);
         }
         break;
       case Instruction::call:
       case Instruction::mutate: {
         if (of.results.size() == 0) break;
-        begin_op(Event::run, of.cost);
+        begin_op(false, of.cost);
         Op& op = ops.back();
         op.inputs = {inputs_.data() + inputs_.size(), of.arguments.size()};
         for (const uint32_t name : of.arguments) inputs_.push_back(names[name]);
@@ -70,9 +70,10 @@ Log::Log(const int64_t* program, uint64_t numbers) {
     if (references[tensor] > 0) outputs.push_back(tensor);
 }
 
-void Log::begin_op(Event::Kind kind, int64_t cost) {
-  events.push_back({kind, static_cast<uint32_t>(ops.size())});
+void Log::begin_op(bool constant, int64_t cost) {
+  events.push_back({Event::run, static_cast<uint32_t>(ops.size())});
   ops.emplace_back();
+  ops.back().constant = constant;
   ops.back().cost = cost;
   ops.back().first_output = static_cast<uint32_t>(tensors.size());
 }
@@ -88,7 +89,7 @@ void Log::add_output(uint64_t size_bytes, const uint32_t* looks_at) {
     return;
   }
   tensors.push_back({op_id, static_cast<uint32_t>(storages.size()), size_bytes});
-  storages.push_back({size_bytes, id, events.back().kind == Event::constant});
+  storages.push_back({size_bytes, id});
   if (__builtin_add_overflow(op.total_bytes, size_bytes, &op.total_bytes))
     throw InvalidArgument("program: the sum of its sizes is too large; allowed: 63 bits");
 }

@@ -17,6 +17,7 @@ struct Op {
   uint64_t total_bytes = 0;  // of its outputs
   uint32_t first_output = 0;
   uint32_t outputs = 0;
+  bool constant = false;
   Span<uint32_t> inputs;  // tensors in argument order, repeated if given twice
 
   uint32_t end_output() const { return first_output + outputs; }
@@ -31,12 +32,11 @@ struct Tensor {
 struct LogStorage {
   uint64_t size_bytes = 0;
   uint32_t root = 0;  // its first tensor
-  bool constant = false;
 };
 
 // What the program does, one after the other.
 struct Event {
-  enum Kind : uint8_t { run, constant, get, release };
+  enum Kind : uint8_t { run, get, release };
   Kind kind;
   uint32_t id;  // of the op, or of the tensor that is referred to once more, or once less
 };
@@ -59,7 +59,7 @@ class Log {
   std::vector<uint32_t> outputs;  // the tensors with a name at the end, in order
 
  private:
-  void begin_op(Event::Kind kind, int64_t cost);
+  void begin_op(bool constant, int64_t cost);
   void add_output(uint64_t size_bytes, const uint32_t* looks_at);
 
   std::vector<uint32_t> inputs_;  // of all ops
