@@ -52,13 +52,15 @@ class CostModel {
   // Called before it does.
   void loses_parent(Storage* storage) {
     if (storage->needed) needed_.update(storage, true);
-    if (storage->counted) neighborhoods_.leave(storage);
+    neighborhoods_.leave(storage);
+    storage->ancestors_ns = 0;
+    storage->ancestors_known = false;
   }
   // The framework no longer refers to it.
   void died(Storage* storage) {
     if (storage->candidate >= 0) bounds_.reweigh(storage);
     if (storage->needed) needed_.update(storage, false);
-    neighborhoods_.share_changed(storage, false);
+    neighborhoods_.share_changed(storage);
   }
 
   // ---- costs, in nanoseconds ----
