@@ -30,6 +30,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <unordered_map>
 
 #include "dtr/engine.h"
 #include "dtr/storage.h"
@@ -237,6 +238,38 @@ bool gives_again(Thread& thread, const at::Tensor& result) {
   return true;
 }
 
+// Whether somebody holds a tensor besides so many, by C++ or by its Python object.
+bool is_held_besides(const at::Tensor& tensor, size_t ours) {
+  const auto* object =
+      reinterpret_cast<const char*>(tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj());
+  if (!object) return tensor.use_count() > ours;
+  // The two hold each other, once. The count stands before the type where there is a GIL.
+  uint32_t references = 1;
+  if (python.type_offset == sizeof(void*)) std::memcpy(&references, object, sizeof references);
+  return references > 1 || tensor.use_count() > ours + 1;
+}
+
+// Whether an operator of others keeps some of what it has given, on the stack from base on: it may
+// write to that later.
+bool keeps_some(const c10::Stack& stack, size_t base) {
+  std::unordered_map<const c10::TensorImpl*, size_t> given;
+  std::unordered_map<const c10::StorageImpl*, size_t> storages;
+  for (size_t i = base; i < stack.size(); ++i)
+    for_tensors(stack[i], [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !lies_in_storage(tensor)) return;
+      if (++given[tensor.unsafeGetTensorImpl()] == 1)
+        ++storages[tensor.storage().unsafeGetStorageImpl()];
+    });
+  bool keeps = false;
+  for (size_t i = base; i < stack.size(); ++i)
+    for_tensors(stack[i], [&](const at::Tensor& tensor) {
+      if (!tensor.defined() || !lies_in_storage(tensor)) return;
+      keeps |= is_held_besides(tensor, given[tensor.unsafeGetTensorImpl()]) ||
+               tensor.storage().use_count() > storages[tensor.storage().unsafeGetStorageImpl()];
+    });
+  return keeps;
+}
+
 void say_not_repeated(const Rule& rule, const std::string& fault) {
   if (!rule.trials || !rule.trials->fail()) return;
   c10::Stack told{rule.name(), fault};
@@ -296,6 +329,8 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
       op.is_constant();
       say_not_repeated(rule, tape.repeats() ? "gives what was there before"
                                             : "overwrites a tensor that is none of its arguments");
+    } else if (op.recomputable() && keeps_some(*stack, base)) {
+      op.is_constant();
     }
   }
   if (C10_UNLIKELY(rule.lasts)) give_away(stack->data() + base, stack->size() - base);
@@ -354,7 +389,10 @@ bool overwrites_beside(Thread& thread, const Rule& rule, const c10::Stack& stack
   bool overwrites = false;
   for (const TensorArgument& of : rule.tensors)
     for_tensors(stack[stack.size() - rule.arguments + of.position], [&](const at::Tensor& tensor) {
-      if (!is_used_inside(thread, tensor) || of.use == DTR_USE_READ) return;
+      const bool is_beside = is_used_inside(thread, tensor);
+      if (of.use == DTR_USE_READ) return;
+      if (thread.taping->tape.again() && thread.beside) thread.beside->writes(tensor);
+      if (!is_beside) return;
       keep_for_good(tensor);
       overwrites = true;
     });
@@ -383,6 +421,7 @@ void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10:
   std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
   if (rule.generator >= 0) excluded.emplace(settings.key());
   Tape& tape = thread.taping->tape;
+  const size_t base = stack->size() - rule.arguments;
   if (rule.lasts) tape.note_lasting();
   if (tape.judges() && python.is_ending()) tape.note_unrepeatable();
   if (!rule.passes && overwrites_beside(thread, rule, *stack))
@@ -391,6 +430,9 @@ void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10:
     run_judged(thread, rule, keys, stack, tape);
   else
     run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
+  if (thread.beside && tape.again())
+    for (size_t i = base; i < stack->size(); ++i)
+      for_tensors((*stack)[i], [&](const at::Tensor& tensor) { thread.beside->made(tensor); });
 }
 
 // Whether all that an operator reads is too small to be evicted.

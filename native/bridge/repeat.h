@@ -10,6 +10,8 @@
 #include <algorithm>
 #include <mutex>
 #include <optional>
+#include <unordered_set>
+#include <utility>
 #include <vector>
 
 #include "thread.h"
@@ -32,6 +34,45 @@ class Turn {
     static auto* mutex = new std::recursive_mutex();
     return *mutex;
   }
+};
+
+// An operator of others that runs again may write to what it was neither given nor has made, such as
+// a buffer of its own that it gave to the job: when it has run, that stands as it stood before.
+class Beside {
+ public:
+  Beside(Beside*& of_thread, const std::vector<at::Tensor>& arguments)
+      : of_thread_(of_thread), outer_(of_thread) {
+    of_thread = this;
+    for (const at::Tensor& argument : arguments) made(argument);
+  }
+  Beside(const Beside&) = delete;
+  Beside& operator=(const Beside&) = delete;
+  ~Beside() {
+    of_thread_ = outer_;
+    for (const auto& [bytes, before] : saved_) bytes.copy_(before);
+  }
+
+  // By an operator inside.
+  void made(const at::Tensor& tensor) {
+    if (tensor.defined() && lies_in_storage(tensor))
+      own_.insert(tensor.storage().unsafeGetStorageImpl());
+  }
+  // An operator inside is about to write to it; it is resident.
+  void writes(const at::Tensor& tensor) {
+    if (!lies_in_storage(tensor) || !own_.insert(tensor.storage().unsafeGetStorageImpl()).second)
+      return;
+    const Unseen unseen;
+    const at::Tensor bytes = bytes_of(tensor.storage());
+    saved_.emplace_back(bytes, bytes.clone());
+  }
+
+  static at::Tensor bytes_of(const c10::Storage& storage);
+
+ private:
+  Beside*& of_thread_;
+  Beside* outer_;
+  std::unordered_set<const c10::StorageImpl*> own_;  // given, made or saved
+  std::vector<std::pair<at::Tensor, at::Tensor>> saved_;
 };
 
 // Uses of tensors in the description of a step (dtr/ops.h, dtr_remat_next).
@@ -152,9 +193,13 @@ class Repeater {
     }
     const std::vector<at::Tensor> arguments = rebuild();
     std::vector<at::Tensor> results;
-    for (const c10::IValue& result : repeat(closure, arguments))
-      add_results(result, &results, closure.rule() != nullptr);
-    if (closure.is_of_others()) part_from_others(arguments, &results);
+    {
+      std::optional<Beside> beside;
+      if (closure.is_of_others()) beside.emplace(thread_.beside, arguments);
+      for (const c10::IValue& result : repeat(closure, arguments))
+        add_results(result, &results, closure.rule() != nullptr);
+      if (beside) part_from_others(arguments, &results);
+    }
     const size_t count = arguments.size() + results.size();
     int64_t* numbers = core->frame_step(frame_, count);
     for (size_t i = 0; i < count; ++i) {
@@ -266,12 +311,15 @@ class Repeater {
   }
 
   static c10::Storage copy_of(const c10::Storage& storage) {
-    const auto bytes = static_cast<int64_t>(storage.nbytes());
-    return over(storage, c10::kByte, {bytes}, {1}, 0).clone().storage();
+    return Beside::bytes_of(storage).clone().storage();
   }
 
   Thread& thread_;
   dtr_frame* frame_;
 };
+
+inline at::Tensor Beside::bytes_of(const c10::Storage& storage) {
+  return Repeater::over(storage, c10::kByte, {static_cast<int64_t>(storage.nbytes())}, {1}, 0);
+}
 
 }  // namespace dtr_bridge

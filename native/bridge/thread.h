@@ -51,6 +51,7 @@ class Types {
   std::array<Known, 16> known_;
 };
 
+class Beside;
 class Taping;
 class Thread;
 
@@ -156,6 +157,7 @@ class Thread {
   std::atomic<uint64_t> op_key{0};  // of that op
   Taping* taping = nullptr;    // of the operator that runs now, if others run inside of it (D4)
   Lending* lending = nullptr;  // to the operator that runs again now, if it might seed generators
+  Beside* beside = nullptr;    // what that writes to
   uint32_t since_drain = 0;    // operators in the op log
 
   // While it exists, this thread has a frame of its own: an operator that runs now may need content

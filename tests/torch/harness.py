@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,9 +28,11 @@ def one_thread() -> Iterator[None]:
 
 
 @contextmanager
-def checked_session(budget: int | str = "unlimited", debug: str = "off") -> Iterator[None]:
+def checked_session(
+    budget: int | str = "unlimited", debug: str = "off", **settings: Any
+) -> Iterator[None]:
     """A session on CPU tensors whose structures are verified before it ends."""
-    with dtr_alloc.session(budget=budget, device="cpu", debug=debug):
+    with dtr_alloc.session(budget=budget, device="cpu", debug=debug, **settings):
         yield
         dtr_alloc.check_invariants()
 
