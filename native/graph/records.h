@@ -25,7 +25,7 @@
 //  R9  A storage that is to be banished is dead, and it or one of its dependents is
 //      locked, or one is evicted: else it would be gone (dead_storages.h).
 //  R10 What the costs of a candidate are made of follows every change, and only what the
-//      heuristic needs is kept: N1-N3 of neighborhoods.h, C1 and C2 of candidates.h.
+//      heuristic needs is kept: N1-N4 of neighborhoods.h, C1 and C2 of candidates.h.
 //  R11 A waiting lock is one of what does not run yet (waiting_inputs.h): of an op whose inputs are
 //      brought back, of a step that waits for another, or, on an output that is there already, of
 //      the step that makes it anew. Its owner looks again whether the storage is resident.
@@ -75,6 +75,13 @@ enum class State : uint8_t {
   freed         // the record itself is on its way out
 };
 
+// What the resident storages next to an evicted region know of it (N2).
+enum class Known : uint8_t {
+  maybe,  // some may know the summed cost
+  no,     // none does, but their bounds may still count it
+  gone    // none does, and none's bound counts it
+};
+
 // One input of one op, linked into the input's list of children.
 struct Edge {
   Op* op = nullptr;
@@ -91,19 +98,21 @@ struct alignas(64) Storage {
   void* address = nullptr;     // R4
   Op* parent = nullptr;        // R2
   int64_t last_access_ns = 0;  // by the engine's clock (engine.h)
-  int64_t ancestors_ns = 0;    // the evicted ones' summed cost, or shares, or less (N1)
+  int64_t ancestors_ns = 0;    // the evicted ones' summed cost, or shares (N1)
   int64_t descendants_ns = 0;
   double price = 0;  // of a member of a window, when the search number priced looked
   uint64_t priced = 0;
 
   ComponentNode* component = nullptr;  // if counted, and the heuristic needs components
-  uint64_t visit = 0;                  // visited in the neighborhood walk of that number
-  int64_t part = 0;                    // if counted: what it counts for in sums
+  HostCopy* host = nullptr;            // R14
   uint64_t id = 0;
   uint32_t locks = 0;
   uint32_t pins = 0;
-  uint32_t needed_by = 0;  // G2
+  uint32_t needed_by = 0;   // G2
+  uint32_t dependents = 0;  // recorded storages computed from it, when it was last evicted
   uint32_t recomputes = 0;
+  Known below = Known::maybe;  // N2
+  Known above = Known::maybe;
   State state = State::resident;
   bool live = false;
   bool managed = false;          // the memory comes from our pools
@@ -112,8 +121,6 @@ struct alignas(64) Storage {
   bool counted = false;          // R4
   bool ancestors_known = false;  // N1
   bool descendants_known = false;
-  bool blank_below = false;  // N2
-  bool blank_above = false;
   bool parked = false;    // C2
   bool needed = false;    // G1
   bool captured = false;  // others may overwrite it at any time (graph_capture.h, F2)
@@ -123,14 +130,13 @@ struct alignas(64) Storage {
   void* handle = nullptr;  // weak while live, strong while dead (R5)
   Edge* children = nullptr;
   HostCopy* expected = nullptr;      // evicted: what must come back (verifier.h)
-  HostCopy* host = nullptr;          // R14
+  uint64_t visit = 0;                // visited in the neighborhood walk of that number
   uint64_t checksum = 0;             // of the content, if it is watched (contents.h)
   int64_t candidate = kNoCandidate;  // index in the list of candidates (R6), or below 0
   int64_t kept = -1;                 // index in the list of kept constants, or -1
   uint64_t mark = 0;                 // visited in the walk of that number
   uint32_t holds = 0;                // of the locks (R11)
   uint32_t overwriters = 0;          // ops in flight that will end this version (R8)
-  uint32_t dependents = 0;           // recorded storages computed from it, when it was evicted
   uint32_t chain = 0;   // ops behind it, along the longest path, since the last look at its history
   uint32_t output = 0;  // index in its parent's outputs
   bool unwritten = false;          // R16

@@ -9,9 +9,11 @@ double CostBounds::known_cost_ns(const Storage* storage) const {
   int64_t cost = cost_of(storage);
   if (needs_.shares)
     return at_least_1(swap_costs_.at_most_swap(
-        storage, with_shares(cost, is_unneeded(storage) ? 0 : storage->ancestors_ns)));
-  if (needs_.ancestors) cost += storage->ancestors_ns;
-  if (needs_.descendants) cost += storage->descendants_ns;
+        storage,
+        with_shares(
+            cost, storage->ancestors_known && !is_unneeded(storage) ? storage->ancestors_ns : 0)));
+  if (needs_.ancestors && storage->ancestors_known) cost += storage->ancestors_ns;
+  if (needs_.descendants && storage->descendants_known) cost += storage->descendants_ns;
   return at_least_1(swap_costs_.at_most_swap(storage, static_cast<double>(cost)));
 }
 
@@ -59,7 +61,7 @@ void CostBounds::reweigh(Storage* storage) {
   Candidates& candidates = devices_.of(storage).candidates;
   candidates.set_unneeded(storage, goes_first(storage));
   candidates.weigh(storage, weight_of(storage));
-  if (needs_.shares) lower(storage);
+  if (needs_.shares && is_unneeded(storage)) lower(storage);
 }
 
 }  // namespace dtr

@@ -52,15 +52,13 @@ class CostModel {
   // Called before it does.
   void loses_parent(Storage* storage) {
     if (storage->needed) needed_.update(storage, true);
-    neighborhoods_.leave(storage);
-    storage->ancestors_ns = 0;
-    storage->ancestors_known = false;
+    if (storage->counted) neighborhoods_.leave(storage);
   }
   // The framework no longer refers to it.
   void died(Storage* storage) {
     if (storage->candidate >= 0) bounds_.reweigh(storage);
     if (storage->needed) needed_.update(storage, false);
-    neighborhoods_.share_changed(storage);
+    neighborhoods_.share_changed(storage, false);
   }
 
   // ---- costs, in nanoseconds ----

@@ -16,7 +16,7 @@ void NeededStorages::update(Storage* changed, bool loses_parent) {
                         storage->parent && (storage->live || storage->needed_by > 0);
     if (needed == storage->needed) continue;
     storage->needed = needed;
-    neighborhoods_.share_changed(storage);
+    if (!storage->live) neighborhoods_.share_changed(storage, !needed);
     Op* const op = storage->parent;
     op->needed_outputs += needed ? 1 : -1;
     if (op->needed_outputs != (needed ? 1 : 0)) continue;

@@ -2,10 +2,8 @@
 #include "neighborhoods.h"
 
 #include <algorithm>
-#include <limits>
 #include <string>
 #include <unordered_map>
-#include <utility>
 
 #include "base/error.h"
 
@@ -15,37 +13,6 @@ namespace {
 
 constexpr auto inputs = [](const Storage* of, auto&& visit) { for_inputs(of, visit); };
 constexpr auto dependents = [](const Storage* of, auto&& visit) { for_dependents(of, visit); };
-
-// The sums over ancestors, or those over descendants. over: from a storage to those that its sum
-// begins with; back: to those whose sums begin with it.
-template <typename Over, typename Back>
-struct Half {
-  int64_t Storage::* sum;
-  bool Storage::* known;
-  bool Storage::* blank;
-  Over over;
-  Back back;
-
-  bool is_blank(const Storage* storage) const { return storage->*sum == 0 && !(storage->*known); }
-  void forget(Storage* storage) const {
-    storage->*sum = 0;
-    storage->*known = false;
-  }
-  bool counts_none(const Storage* storage) const {
-    bool counts = false;
-    over(storage, [&](const Storage* next) { counts |= next->counted; });
-    return !counts;
-  }
-};
-template <typename Over, typename Back>
-Half(int64_t Storage::*, bool Storage::*, bool Storage::*, Over, Back) -> Half<Over, Back>;
-
-constexpr Half kAncestors{&Storage::ancestors_ns, &Storage::ancestors_known, &Storage::blank_below,
-                          inputs, dependents};
-constexpr Half kDescendants{&Storage::descendants_ns, &Storage::descendants_known,
-                            &Storage::blank_above, dependents, inputs};
-// N3.
-constexpr int64_t kTellings = 2;
 
 // Null if there are several, too.
 Storage* only_counted_input(const Storage* storage) {
@@ -78,15 +45,14 @@ void Neighborhoods::merge_components(const Storage* storage) {
 void Neighborhoods::join(Storage* storage) {
   ++environment_.stats.evicted_storages;
   storage->counted = true;
+  storage->below = storage->above = Known::maybe;
+  storage->ancestors_known = false;
   if (needs_.shares) count_dependents(storage);
-  storage->part = part_of(storage);
   if (needs_.components) {
     storage->component = components_.create(cost_of(storage));
     merge_components(storage);
   }
-  if (needs_.ancestors) add(storage, kAncestors, [this](Storage* of) { return ancestors_ns(of); });
-  if (needs_.descendants)
-    add(storage, kDescendants, [this](Storage* of) { return descendants_ns(of); });
+  changed(storage, true);
 }
 
 void Neighborhoods::leave(Storage* storage) {
@@ -103,87 +69,41 @@ void Neighborhoods::leave(Storage* storage) {
     for_inputs(storage, lower);
     for_dependents(storage, lower);
   }
-  if (needs_.ancestors) subtract(storage, kAncestors);
-  if (needs_.descendants) subtract(storage, kDescendants);
+  changed(storage, false);
 }
 
-void Neighborhoods::share_changed(Storage* storage) {
-  if (!needs_.shares || !storage->counted) return;
-  const int64_t grown = part_of(storage) - storage->part;
-  storage->part += grown;
-  if (grown != 0)
-    tell(storage, kAncestors, [grown](Storage* of) {
-      of->ancestors_ns = std::max<int64_t>(of->ancestors_ns + grown, 0);
+// Makes unknown what contains the storage, or what it leads to, in both directions. If
+// it grew, a cached sum is still a lower bound of the true one.
+void Neighborhoods::changed(Storage* storage, bool grew) {
+  if (visits_ == 0) return;  // no sum was ever made
+  const auto spread = [&](Known Storage::* level_of, bool Storage::* known, auto&& for_next,
+                          auto&& for_previous) {
+    Known level = grew ? Known::no : Known::gone;
+    // N3: what leads here may have promised more.
+    for_previous(storage, [&](Storage* previous) {
+      if (previous->counted) level = std::max(level, previous->*level_of);
     });
-}
-
-// Has change() adjust the sums that the storage counts in, once each, and their bounds. It stops
-// where there are none (N2). Without credit it forgets the rest (N3).
-template <typename Half, typename Change>
-void Neighborhoods::tell(Storage* storage, const Half& half, Change&& change) {
-  if (storage->*half.blank) return;
-  const uint64_t visit = ++visits_;
-  pending_.assign(1, storage);
-  while (!pending_.empty()) {
-    Storage* const from = pending_.back();
-    pending_.pop_back();
-    const bool forgets = credit_ < 0;
-    if (forgets && from != storage && std::exchange(from->*half.blank, true)) continue;
-    half.back(from, [&](Storage* next) {
-      if (!forgets && next->visit == visit) return;
-      next->visit = visit;
-      if (!forgets) --credit_;
-      ++environment_.stats.storage_accesses;
-      if (!half.is_blank(next)) {
-        if (forgets)
-          half.forget(next);
-        else
-          change(next);
-        bounds_.lower(next);
-      }
-      if (next->counted && !(next->*half.blank)) pending_.push_back(next);
-    });
-  }
-}
-
-// The storage and those that its own sum counts now count in the sums of others, too. Of these, some
-// may have counted there before: then the new sum is not known, but at least either of the two.
-template <typename Half, typename SumOf>
-void Neighborhoods::add(Storage* storage, const Half& half, SumOf&& sum_of) {
-  bool is_blank = true;
-  half.back(storage, [&](Storage* next) {
-    ++environment_.stats.storage_accesses;
-    is_blank &= half.is_blank(next) && (!next->counted || next->*half.blank);
-  });
-  storage->*half.blank = is_blank;
-  if (is_blank) return;
-  const int64_t part = storage->part, behind = sum_of(storage);
-  if (part == 0 && behind == 0) return;
-  tell(storage, half, [&](Storage* of) {
-    int64_t& sum = of->*half.sum;
-    bool& known = of->*half.known;
-    if (known && sum == 0) {
-      sum = part + behind;
-    } else {
-      sum = std::max(sum + part, part + behind);
-      known &= behind == 0;
+    storage->*level_of = level;
+    pending_.assign(1, storage);
+    while (!pending_.empty()) {
+      const Storage* from = pending_.back();
+      pending_.pop_back();
+      for_next(from, [&](Storage* next) {
+        ++environment_.stats.storage_accesses;
+        if (next->counted) {
+          next->*known = false;
+          if (next->*level_of >= level) return;
+          next->*level_of = level;
+          pending_.push_back(next);
+        } else if (next->candidate >= 0) {
+          next->*known = false;
+          if (level == Known::gone) bounds_.lower(next);
+        }
+      });
     }
-  });
-}
-
-// They no longer count in the sums of others, unless these reach them otherwise.
-template <typename Half>
-void Neighborhoods::subtract(Storage* storage, const Half& half) {
-  const int64_t part = storage->part;
-  int64_t most = part;  // by which a sum falls
-  if (!half.counts_none(storage))
-    most = storage->*half.known ? part + storage->*half.sum : std::numeric_limits<int64_t>::max();
-  if (most == 0) return;
-  tell(storage, half, [&](Storage* of) {
-    int64_t& sum = of->*half.sum;
-    sum = sum > most ? sum - most : 0;
-    of->*half.known &= most == part;
-  });
+  };
+  if (needs_.ancestors) spread(&Storage::below, &Storage::ancestors_known, dependents, inputs);
+  if (needs_.descendants) spread(&Storage::above, &Storage::descendants_known, inputs, dependents);
 }
 
 // What the evicted storage counts for in a sum.
@@ -195,7 +115,7 @@ int64_t Neighborhoods::part_of(const Storage* storage) const {
 // The summed parts of the evicted storages that are reached through evicted ones and were not in
 // this visit, each step of the walk being for_next. meet: what to do with each.
 template <typename ForNext, typename Meet>
-int64_t Neighborhoods::walk(Storage* from, uint64_t visit, ForNext&& for_next, Meet&& meet) {
+int64_t Neighborhoods::walk(const Storage* from, uint64_t visit, ForNext&& for_next, Meet&& meet) {
   int64_t sum = 0;
   pending_.assign(1, from);
   while (!pending_.empty()) {
@@ -205,9 +125,8 @@ int64_t Neighborhoods::walk(Storage* from, uint64_t visit, ForNext&& for_next, M
       if (!next->counted || next->visit == visit) return;
       next->visit = visit;
       meet(next);
-      credit_ += kTellings;
       ++environment_.stats.storage_accesses;
-      sum += next->part;
+      sum += part_of(next);
       pending_.push_back(next);
     });
   }
@@ -221,20 +140,20 @@ int64_t Neighborhoods::ancestors_ns(Storage* storage) {
   Storage* top = storage;
   for (Storage* next; !top->ancestors_known && (next = only_counted_input(top)); top = next) {
     ++environment_.stats.storage_accesses;
-    credit_ += kTellings;
-    sum += next->part;
+    sum += part_of(next);
   }
   if (!top->ancestors_known) {
     top->ancestors_known = true;
+    // N4.
     top->ancestors_ns =
-        walk(top, ++visits_, inputs, [](Storage* met) { met->blank_below = false; });
+        walk(top, ++visits_, inputs, [](Storage* met) { met->below = Known::maybe; });
   }
   sum += top->ancestors_ns;
-  for (Storage* from = storage; from != top; sum -= from->part) {
+  for (Storage* from = storage; from != top; sum -= part_of(from)) {
     from->ancestors_known = true;
     from->ancestors_ns = sum;
     from = only_counted_input(from);
-    from->blank_below = false;
+    from->below = Known::maybe;
   }
   return storage->ancestors_ns;
 }
@@ -243,7 +162,7 @@ int64_t Neighborhoods::descendants_ns(Storage* storage) {
   if (storage->descendants_known) return storage->descendants_ns;
   storage->descendants_known = true;
   return storage->descendants_ns =
-             walk(storage, ++visits_, dependents, [](Storage* met) { met->blank_above = false; });
+             walk(storage, ++visits_, dependents, [](Storage* met) { met->above = Known::maybe; });
 }
 
 int64_t Neighborhoods::component_ns(const Storage* storage) {
@@ -302,14 +221,14 @@ void Neighborhoods::rebuild() {
     });
   }
   for_counted([&](Storage* storage) {
+    storage->below = storage->above = Known::maybe;
+    storage->ancestors_known = false;
     if (needs_.shares) count_dependents(storage);
-    storage->part = part_of(storage);
   });
-  for (Storage* storage : graph_.storages()) {
-    kAncestors.forget(storage);
-    kDescendants.forget(storage);
-    storage->blank_below = storage->blank_above = true;
-  }
+  for (const auto& device : devices_)
+    for (size_t i = 0; i < device->candidates.size(); ++i)
+      device->candidates.at(i)->ancestors_known = device->candidates.at(i)->descendants_known =
+          false;
 }
 
 // ---- invariants ----
@@ -351,22 +270,24 @@ void Neighborhoods::check(const std::vector<Storage*>& storages) {
   const auto require = [](bool holds, const char* rule, uint64_t id) {
     if (!holds) throw StateError("storage " + std::to_string(id) + " breaks " + rule);
   };
-  const auto check_sum = [&](const Storage* storage, const auto& half) {
-    if (half.is_blank(storage)) return;
-    const auto found = region(storage, half.over);
-    const int64_t sum = sum_of(found), kept = storage->*half.sum;
-    require(storage->*half.known ? kept == sum : kept >= 0 && kept <= sum,
-            "N1: a sum that is kept differs from a fresh walk", storage->id);
+  const auto check_sum = [&](const Storage* storage, bool is_known, int64_t known_ns,
+                             Known Storage::* level_of, auto&& for_next) {
+    if (!is_known) return;
+    const auto found = region(storage, for_next);
+    require(sum_of(found) == known_ns, "N1: a cached sum differs from a fresh walk", storage->id);
     for (const Storage* counted : found)
-      require(!(counted->*half.blank), "N2: there is a sum that it is part of", counted->id);
+      require(counted->*level_of == Known::maybe, "N2: a sum is known after all", counted->id);
   };
   std::unordered_map<const ComponentNode*, int64_t> costs;
   for (const Storage* storage : storages) {
     require((storage->component != nullptr) == (storage->counted && needs_.components),
             "R10: a component that is not needed, or none", storage->id);
     if (storage->component) costs[components_.root(storage->component)] += cost_of(storage);
-    if (needs_.ancestors) check_sum(storage, kAncestors);
-    if (needs_.descendants) check_sum(storage, kDescendants);
+    if (storage->candidate >= 0 || (needs_.ancestors && storage->counted))
+      check_sum(storage, storage->ancestors_known, storage->ancestors_ns, &Storage::below, inputs);
+    if (storage->candidate >= 0)
+      check_sum(storage, storage->descendants_known, storage->descendants_ns, &Storage::above,
+                dependents);
   }
   // Phantom links join sets, they add no cost.
   for (const auto& [root, cost] : costs)

@@ -10,25 +10,25 @@
 // recomputed from (ancestors: upward from it through counted storages only), and those
 // that need it (descendants: downward). Each half is a sum over distinct storages:
 //
-//  N1  ancestors_ns is at most that sum, and equal to it if ancestors_known; likewise descendants.
-//      Counted storages have such sums, too. A storage is *blank* if its sum is 0 and not known.
-//  N2  If blank_below is set on a counted storage, all storages that are reached downward from it,
-//      through counted ones only, are blank in their ancestors; likewise blank_above, upward, in
-//      their descendants. So a change that has nobody to tell stops there.
-//  N3  A change is told to all sums that it may concern, but only as long as all that were told are
-//      no more than kTellings times the storages that were visited to compute sums. Beyond that the
-//      sums are made blank, and the next change stops at once: a chain of a thousand evictions,
-//      whose sums nobody asks for, is not visited a thousand times.
-//
-// An eviction changes the descendants of those above it and the ancestors of those below it; so do
-// a return and a vanishing. Where the storage has no counted ancestors, as when it was just
-// recomputed, the ancestors of those below change by its part and nothing else, so what was known
-// stays known. Otherwise what they share with it is not known, and a lower bound remains, from which
-// the search has a bound of the score (C1). A new op links its inputs to results that are resident
-// and blank, and a constant is a resident storage: neither changes anybody's sum.
+//  N1  If ancestors_known, ancestors_ns is that sum; likewise descendants. Counted storages
+//      have sums over their ancestors, too.
+//  N2  `below` of a counted storage says what the storages that are reached downward
+//      from it, through counted ones only, know of their ancestors; `above`, what those
+//      upward know of their descendants. Known::no: none has the sum cached.
+//      Known::gone: nor does any bound (C1) still contain it.
+//  N3  So `below` never falls on the way down: a walk that makes the caches below a
+//      storage unknown may stop where they are. `above` likewise, upward.
+//  N4  Computing a sum visits all storages of which N2 then has to say `maybe`, but for
+//      those above one whose sum is known: it says so of these already.
 //
 // Under the marginal cost, the sum over ancestors is of their shares (score.h), which change with
-// what becomes of them and of those that need them: such a change is told as well.
+// what becomes of them and of those that need them: N1 to N4 hold for these sums as well.
+//
+// An eviction changes the descendants of what is above it and the ancestors of what is
+// below it; so do a return and a vanishing. By N3 a chain of a thousand evictions visits
+// each region once, not a thousand times. A new op links its inputs to results that are
+// resident and know nothing yet, and a constant is a resident storage: neither changes
+// anybody's sum.
 #pragma once
 
 #include <cstdint>
@@ -62,7 +62,9 @@ class Neighborhoods {
   void leave(Storage* storage);
   // What the evicted storage adds to the cost of those that would be recomputed from it has
   // changed.
-  void share_changed(Storage* storage);
+  void share_changed(const Storage* storage, bool grew) {
+    if (needs_.shares && storage->counted) spread_share(const_cast<Storage*>(storage), grew);
+  }
   // After a change of the heuristic: what it needs is made from the records, what it does not need
   // goes. Components that were kept keep their phantom connections.
   void rebuild();
@@ -88,14 +90,12 @@ class Neighborhoods {
  private:
   int64_t part_of(const Storage* storage) const;
   void merge_components(const Storage* storage);
-  template <typename Half, typename Change>
-  void tell(Storage* storage, const Half& half, Change&& change);
-  template <typename Half, typename SumOf>
-  void add(Storage* storage, const Half& half, SumOf&& sum_of);
-  template <typename Half>
-  void subtract(Storage* storage, const Half& half);
+  void changed(Storage* storage, bool grew);
+  void spread_share(Storage* storage, bool grew) {
+    if (storage->below < (grew ? Known::no : Known::gone)) changed(storage, grew);
+  }
   template <typename ForNext, typename Meet>
-  int64_t walk(Storage* from, uint64_t visit, ForNext&& for_next, Meet&& meet);
+  int64_t walk(const Storage* from, uint64_t visit, ForNext&& for_next, Meet&& meet);
   int64_t sum_of(const std::unordered_set<const Storage*>& storages) const;
 
   Environment& environment_;
@@ -105,8 +105,7 @@ class Neighborhoods {
   Components& components_;
   CostBounds& bounds_;
   uint64_t visits_ = 0;
-  int64_t credit_ = 0;             // N3: storages that may still be told
-  std::vector<Storage*> pending_;  // worklist of walks
+  std::vector<const Storage*> pending_;  // worklist of walks
 };
 
 }  // namespace dtr

@@ -28,6 +28,7 @@ void VictimSearch::grow_up(Device& device) {
   for (Storage* storage : device.young) {
     storage->candidate = kNoCandidate;
     device.candidates.add(storage);
+    storage->ancestors_known = storage->descendants_known = false;
     costs_.bounds().reset(device, storage);
   }
   device.young.clear();

@@ -198,8 +198,11 @@ void StorageLifecycle::forget_parent(Storage* storage, Deferred& deferred) {
   drop_output(storage, deferred);
   storage->constant_as = storage->constant_for_good ? DTR_KEPT_PARAMETER : DTR_KEPT_SETTLED;
   update_candidate(storage);
-  // It goes on as a constant: what was known of its cost is of another kind.
-  if (storage->candidate >= 0) parts_.costs.bounds().reset(storage);
+  if (storage->candidate >= 0) {
+    // It goes on as a constant: what was known of its cost is of another kind.
+    storage->ancestors_known = storage->descendants_known = false;
+    parts_.costs.bounds().reset(storage);
+  }
   if (!storage->live && storage->managed && storage->state == State::resident)
     parts_.dead.keep(storage);
   ++parts_.environment.stats.settled;

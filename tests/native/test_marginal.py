@@ -149,30 +149,3 @@ def test_a_linear_network_is_recomputed_as_little_as_possible(layers):
     run = simulate.run_log(linear_network(layers, UNIT), "marginal", budget * UNIT)
     assert run.status == "ok"
     assert run.remat_ops <= 1.002 * chain_bounds.treeverse(layers, budget)
-
-
-def recurrent_net(steps):
-    """Two states, of which each step computes the next, and a backward pass that reads all."""
-    log = Log()
-    for name in ("h0", "c0", f"g{steps}"):
-        log.constant(name, UNIT)
-    for t in range(steps):
-        log.call(f"h{t} c{t}", {f"i{t}": UNIT}, time=40)
-        log.call(f"i{t} c{t}", {f"c{t + 1}": UNIT}, time=5 + t % 3)
-        log.call(f"i{t} c{t + 1}", {f"h{t + 1}": UNIT}, time=5 + t % 2)
-    for t in reversed(range(steps)):
-        log.call(f"g{t + 1} h{t + 1} c{t + 1} i{t}", {f"g{t}": UNIT}, time=60)
-        for name in (f"h{t + 1}", f"c{t + 1}", f"i{t}", f"g{t + 1}"):
-            log.release(name)
-    return log
-
-
-@pytest.mark.parametrize("heuristic", ["marginal", "dtr-full"])
-def test_a_search_in_a_recurrent_net_computes_few_scores(heuristic):
-    """Each eviction and each return changes what all later states would be recomputed from."""
-    run = simulate.run_log(
-        recurrent_net(150).program, heuristic, 60 * UNIT, semantics="runtime", outputs=False
-    )
-    assert run.status == "ok"
-    assert run.evaluations / run.searches < 3  # 8.6 and 3.8 if each change forgets the costs
-    assert run.accesses / run.searches < 200  # 726 and 55
