@@ -146,7 +146,7 @@ def train(
         state=job.state(),
         stats=after,
         idle_bytes=idle,
-        added={name: after[name] - before[name] for name in after},
+        added={name: value - before[name] for name, value in after.items() if name != "learning"},
         step_seconds=fastest,
     )
 

@@ -54,7 +54,7 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         there, back = stats["swapped_out_bytes"], stats["swapped_in_bytes"]
         yield "swapped out and in", f"{format_size(there)} and {format_size(back)}"
     if learning := stats.get("learning"):
-        yield "learned of the step", learning
+        yield "step tuner", learning
     if stats.get("host_waits"):
         seconds = f"{stats['host_wait_ns'] / 1e9:.3g} s"
         yield "waits for the device", f"{stats['host_waits']:,} ({seconds})"

@@ -326,6 +326,8 @@ class Rehearsal:
     """As rehearsed, by a plan or by the best policy found; as usual, if none is better."""
     learned_cost: float | None
     is_planned: bool
+    first_work: int
+    """Of the search for a first plan: visits to storages, and more for scores and operators."""
 
 
 def rehearse(
@@ -387,6 +389,7 @@ def rehearse(
         share(out.learned_repeated),
         share(out.learned_cost),
         bool(out.is_planned),
+        out.first_work,
     )
 
 

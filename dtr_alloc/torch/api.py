@@ -282,14 +282,13 @@ def kept(*, at_peak: bool = False) -> list[Kept]:
 
 
 def _stats_at_exit() -> tuple[dict[str, Any], Timeline | None]:
-    """stats(), what was kept when most was, and what was learned; and the timeline, which ends."""
+    """stats(), and what was kept when most was; and the timeline, which ends."""
     if _runtime is None:
         return stats(), None
     if _runtime.timeline is not None:
         _runtime.timeline.stop()
     entries = _kept(_runtime, at_peak=True)
-    found = {"kept": [entry._asdict() for entry in entries], "learning": _runtime.learning()}
-    return {**stats(), **found}, _runtime.timeline
+    return {**stats(), "kept": [entry._asdict() for entry in entries]}, _runtime.timeline
 
 
 def reset_peak_stats() -> None:

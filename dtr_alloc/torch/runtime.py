@@ -52,9 +52,15 @@ _C10_CPU, _C10_CUDA = 0, 1
 _PRESENT = {
     *("budget_bytes", "allocated_bytes", "reserved_bytes", "requested_bytes", "largest_free_bytes"),
     *("total_bytes", "chunk_bytes", "host_bytes", "evictable_bytes", "kept_constant_bytes"),
-    *("evicted_storages", "live_blocks", "live_storages", "live_ops", "learning"),
+    *("evicted_storages", "live_blocks", "live_storages", "live_ops"),
 }
 """Numbers in stats() that say how it is now. All but these and the peaks only grow."""
+
+_OF_TUNER = (
+    *("learning", "policies", "policies_tried"),
+    *("followed_since_step", "followed_repeats"),
+)
+"""Numbers of the engine that stats() says in words."""
 
 
 class Runtime:
@@ -86,7 +92,7 @@ class Runtime:
         self.recording: Recording | None = None
         self.timeline: Timeline | None = None
         self._before: dict[str, int] = {}  # what was counted when the session began
-        self._ended: dict[str, int] = {}  # of its budget, peaks and learning, when it has ended
+        self._ended: dict[str, Any] = {}  # of its budget, peaks and learning, when it has ended
         self.is_light = False
         self.is_active = False
         self._step_hooks: list[Any] = []
@@ -124,10 +130,10 @@ class Runtime:
 
     def stats(self) -> dict[str, Any]:
         """The counters of pools and engine, in bytes and seconds, and of the timeline."""
-        counted = self._counters()
+        counted: dict[str, Any] = self._counters()
         for name, before in self._before.items():
             counted[name] -= before
-        counted |= self._ended
+        counted |= {"learning": self.learning()} | self._ended
         seconds = {
             f"{name}_seconds": counted.pop(f"{name}_ns") / 1e9 for name in ("recompute", "search")
         }
@@ -138,18 +144,20 @@ class Runtime:
             "steps": timeline.step_count if timeline else 0,
             "step_seconds": timeline.step_seconds if timeline else 0.0,
         }
-        del counted["learning"]
         return {**counted, **seconds, "live_records": records, **session}
 
     def learning(self) -> str:
-        """What was learned of the step, or why nothing was; empty if nothing was to be learned."""
+        """Where the step tuner is; empty where there is none."""
         stats = self._engine_stats()
         learned = stats.learned - self._before.get("learned", 0)
-        return _learning_in_words(self.config, self._ended.get("learning", stats.learning), learned)
+        return _learning_in_words(self.config, stats, learned)
 
     def _counters(self) -> dict[str, int]:
         stats = self._engine_stats()
-        return {**self.pools.total_stats(), **record(stats, field_names("dtr_engine_stats"))}
+        counters = record(stats, field_names("dtr_engine_stats"))
+        for name in _OF_TUNER:
+            del counters[name]
+        return {**self.pools.total_stats(), **counters}
 
     def reset_peak(self) -> None:
         """Starts the peaks anew from the present values."""
@@ -344,8 +352,8 @@ class Runtime:
         ended = {
             name: value
             for name, value in self._counters().items()
-            if name in ("budget_bytes", "learning") or name.startswith("peak_")
-        }
+            if name == "budget_bytes" or name.startswith("peak_")
+        } | {"learning": self.learning()}
         lost: list[Lost] = []
         try:
             # The promise ends here: what was evicted needs its place again.
@@ -537,20 +545,21 @@ def _learning(config: Config) -> int:
     return int(lib.DTR_LEARN_STEP if config.thrash else lib.DTR_LEARN_NOTHING)
 
 
-_LEARNING = {
-    lib.DTR_LEARNING_LISTENS: "nothing: no step was repeated three times",
-    lib.DTR_LEARNING_RESTS: "nothing: next to nothing is computed again",
-    lib.DTR_LEARNING_PLAYS: "under way: the step is played in other ways",
-    lib.DTR_LEARNING_FOLLOWS: "a policy or a plan, which is followed",
-    lib.DTR_LEARNING_NO_BETTER: "nothing: no policy or plan was found that costs less",
-}
-
-
-def _learning_in_words(config: Config, learning: int, learned: int) -> str:
-    if learning == lib.DTR_LEARNING_LISTENS and learned:
-        return "nothing any more: the job has changed"
-    if learning != lib.DTR_LEARNING_NOTHING:
-        return _LEARNING[learning]
+def _learning_in_words(config: Config, stats: Any, learned: int) -> str:
+    since = f"since step {stats.followed_since_step}"
+    repeats = f"(repeats {stats.followed_repeats:.2f})".replace(" 0.", " .")
+    words = {
+        lib.DTR_LEARNING_RECORDS: "listening: no step was repeated three times yet",
+        lib.DTR_LEARNING_RESTS: "resting: next to nothing is computed again",
+        lib.DTR_LEARNING_SEARCHES: f"searching ({stats.policies_tried} of {stats.policies})",
+        lib.DTR_LEARNING_FOLLOWS_POLICY: f"following a policy {since} {repeats}",
+        lib.DTR_LEARNING_FOLLOWS_PLAN: f"following a plan {since} {repeats}",
+        lib.DTR_LEARNING_NO_BETTER: "following the heuristic: nothing that was found costs less",
+    }
+    if stats.learning == lib.DTR_LEARNING_RECORDS and learned:
+        return "listening again: the job has changed"
+    if stats.learning != lib.DTR_LEARNING_NOTHING:
+        return words[stats.learning]
     if config.budget == Budget() or not config.heuristic.learns:
         return ""
     if config.log is not None:

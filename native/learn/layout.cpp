@@ -3,28 +3,19 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <random>
-#include <utility>
 
 namespace dtr {
 
 namespace {
 
-// Layouts that are tried: fewer of many blocks, as each looks at all pairs.
-constexpr double kMostPairs = 1e8;
-constexpr uint64_t kMostRounds = 150, kFewestRounds = 6;
+// Layouts that are tried, as long as places are: that many are looked at in all, some 0.1 s.
+constexpr uint64_t kMostRounds = 150;
+constexpr uint64_t kMostPlaces = 100'000'000;
 // By how much, as a logarithm of bytes, a block that found no place is more urgent in the next.
 constexpr double kLeastUrgent = 0.2, kMostUrgent = 4;
-
-bool contains(const Lifetime& of, uint64_t time) {
-  return of.begin <= of.end ? of.begin <= time && time <= of.end
-                            : of.begin <= time || time <= of.end;
-}
-
-bool overlap(const Lifetime& a, const Lifetime& b) {
-  return contains(a, b.begin) || contains(b, a.begin);
-}
 
 class Solver {
  public:
@@ -36,31 +27,59 @@ class Solver {
     Layout layout;
     layout.addresses.assign(lifetimes_.size(), Layout::kNowhere);
     placed_.clear();
+    for (const Obstacle& of : obstacles_) placed_.push_back({0, UINT64_MAX, of.begin, of.end});
     for (const uint32_t i : order) {
       const Lifetime& of = lifetimes_[i];
-      busy_.assign(obstacles_.begin(), obstacles_.end());
-      for (const auto& [other, at] : placed_)
-        if (overlap(of, lifetimes_[other]))
-          busy_.push_back({at, at + lifetimes_[other].size_bytes});
-      std::sort(busy_.begin(), busy_.end(),
-                [](const Obstacle& a, const Obstacle& b) { return a.begin < b.begin; });
-      const uint64_t at = lowest_gap(busy_, of.size_bytes);
+      const uint64_t at = of.begin <= of.end ? lowest_gap<false>(of) : lowest_gap<true>(of);
       if (at > limit_ || limit_ - at < of.size_bytes) {
         layout.missing_bytes += of.size_bytes;
         continue;
       }
       layout.addresses[i] = at;
-      placed_.emplace_back(i, at);
+      const Placed placed{of.begin, of.end, at, at + of.size_bytes};
+      const auto behind =
+          std::upper_bound(placed_.begin(), placed_.end(), at,
+                           [](uint64_t a, const Placed& b) { return a < b.address; });
+      if (of.begin <= of.end) {
+        placed_.insert(behind, placed);
+      } else {  // over the end of the step, as two
+        Placed parts[] = {placed, placed};
+        parts[0].begin = 0;
+        parts[1].end = UINT64_MAX;
+        placed_.insert(behind, std::begin(parts), std::end(parts));
+      }
     }
     return layout;
   }
 
+  uint64_t places() const { return places_; }  // looked at so far
+
  private:
+  struct Placed {
+    uint64_t begin, end;  // in use from here to here, this moment included
+    uint64_t address, end_address;
+  };
+
+  // Among those in use at the same time. goes_round: it lives over the end of the step.
+  template <bool goes_round>
+  uint64_t lowest_gap(const Lifetime& of) {
+    uint64_t at = 0;
+    for (const Placed& other : placed_) {
+      ++places_;
+      const bool overlaps = goes_round ? (other.begin <= of.end) | (other.end >= of.begin)
+                                       : (other.begin <= of.end) & (other.end >= of.begin);
+      if (!overlaps) continue;
+      if (other.address >= at && other.address - at >= of.size_bytes) break;
+      at = std::max(at, other.end_address);
+    }
+    return at;
+  }
+
   const std::vector<Lifetime>& lifetimes_;
   const std::vector<Obstacle>& obstacles_;
   const uint64_t limit_;
-  std::vector<std::pair<uint32_t, uint64_t>> placed_;
-  std::vector<Obstacle> busy_;
+  std::vector<Placed> placed_;  // by address
+  uint64_t places_ = 0;
 };
 
 }  // namespace
@@ -80,15 +99,13 @@ Layout lay_out(const std::vector<Lifetime>& lifetimes, const std::vector<Obstacl
   std::vector<double> urgency(count);
   for (size_t i = 0; i < count; ++i)
     urgency[i] = std::log(static_cast<double>(lifetimes[i].size_bytes));
-  const double pairs = static_cast<double>(count) * static_cast<double>(count);
-  const auto rounds = static_cast<uint64_t>(
-      std::clamp<double>(kMostPairs / std::max(pairs, 1.0), kFewestRounds, kMostRounds));
   std::minstd_rand random;  // the same each time
   Solver solver(lifetimes, obstacles, limit);
   Layout best;
   best.missing_bytes = UINT64_MAX;
   std::vector<uint32_t> order(count);
-  for (uint64_t round = 0; round < rounds && best.missing_bytes > 0; ++round) {
+  for (uint64_t round = 0; round < kMostRounds && best.missing_bytes > 0; ++round) {
+    if (solver.places() > kMostPlaces) break;
     std::iota(order.begin(), order.end(), 0u);
     std::stable_sort(order.begin(), order.end(),
                      [&](uint32_t a, uint32_t b) { return urgency[a] > urgency[b]; });

@@ -23,9 +23,9 @@ constexpr uint64_t kMostOperators = 1 << 17;
 constexpr uint64_t kStretch = 1 << 14;
 constexpr uint64_t kPace = 1 << 11;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
-constexpr uint32_t kMostTimes = 6;          // that it listens in a row: with fewer windows between
+constexpr uint32_t kMostTimes = 6;          // that it records in a row: with fewer windows between
 constexpr uint32_t kLongWindows = 500;
-constexpr uint64_t kHeard = 3;  // steps, before they are played
+constexpr uint64_t kRecorded = 3;  // steps, before they are played
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
 // What a step may repeat above what it did, as a share of it and of its own compute, before the job
@@ -56,22 +56,22 @@ uint64_t next_look(uint64_t operators) { return operators + operators / 4; }
 
 }  // namespace
 
-bool Learner::can_play() const { return parts_.environment.pools.size() == 1; }
+bool StepTuner::can_play() const { return parts_.environment.pools.size() == 1; }
 
-EvictionPolicy Learner::policy() const {
+EvictionPolicy StepTuner::policy() const {
   const dtr_engine_options& options = parts_.environment.options;
   EvictionPolicy policy{options.heuristic, options.room, Dealloc::eager};
   dealloc_from_name(options.dealloc, &policy.dealloc);
   return policy;
 }
 
-Learner::Mark Learner::now() const {
+StepTuner::Mark StepTuner::now() const {
   const dtr_engine_stats& stats = parts_.environment.stats;
   return {static_cast<int64_t>(stats.total_cost_ns),
           static_cast<int64_t>(stats.recompute_cost_ns + stats.swap_ns)};
 }
 
-Learner::Mark Learner::now_with_room() const {
+StepTuner::Mark StepTuner::now_with_room() const {
   Mark mark = now();
   if (parts_.environment.pools.empty()) return mark;
   const Environment::Pool& of = parts_.environment.pools.front();
@@ -90,150 +90,204 @@ Learner::Mark Learner::now_with_room() const {
   return mark;
 }
 
-double Learner::repeats_since(const Mark& mark) const {
+double StepTuner::repeats_since(const Mark& mark) const {
   const Mark at = now();
   return static_cast<double>(at.again_ns - mark.again_ns) /
          static_cast<double>(std::max<int64_t>(at.own_ns - mark.own_ns, 1));
 }
 
-uint64_t Learner::evictions() const {
+uint64_t StepTuner::evictions() const {
   const dtr_engine_stats& stats = parts_.environment.stats;
   return stats.evictions + stats.swaps;
 }
 
-uint64_t Learner::pace() const { return step_.period > 0 ? step_.period : kPace; }
+uint64_t StepTuner::pace() const { return step_.period > 0 ? step_.period : kPace; }
 
-const Learner::Mark& Learner::recent_mark() const {
-  return marks_[(heard_ - std::min(heard_, kStepsOfWindow * pace())) / kMarkEvery];
+const StepTuner::Mark& StepTuner::recent_mark(const Recording& of) const {
+  return of.marks[(of.operators - std::min(of.operators, kStepsOfWindow * pace())) / kMarkEvery];
 }
 
-int32_t Learner::learning() const {
-  const bool is_asked = parts_.environment.options.learn != DTR_LEARN_STEP && can_play();
-  switch (phase_) {
-    case Phase::begins:
-    case Phase::listening:
-      return is_asked ? DTR_LEARNING_LISTENS : DTR_LEARNING_NOTHING;
-    case Phase::resting:
-      return is_asked ? DTR_LEARNING_RESTS : DTR_LEARNING_NOTHING;
-    case Phase::rehearsing:
-      return DTR_LEARNING_PLAYS;
-    case Phase::following:
-      return is_usual_ ? DTR_LEARNING_NO_BETTER : DTR_LEARNING_FOLLOWS;
-    case Phase::done:
-      break;
+bool StepTuner::is_asked() const {
+  return parts_.environment.options.learn != DTR_LEARN_STEP && can_play();
+}
+
+void StepTuner::describe(dtr_engine_stats* out) const {
+  const bool is_over = std::holds_alternative<Done>(state_) && times_ < kMostTimes;
+  out->learning = !is_asked() || is_over ? DTR_LEARNING_NOTHING : DTR_LEARNING_RECORDS;
+  if (followed_) {
+    out->learning = followed_->is_plan ? DTR_LEARNING_FOLLOWS_PLAN : DTR_LEARNING_FOLLOWS_POLICY;
+    out->followed_since_step = followed_->in_step;
+    out->followed_repeats = followed_->repeats;
+  } else if (std::holds_alternative<Searching>(state_)) {
+    out->learning = DTR_LEARNING_SEARCHES;
+    out->policies = Rehearsal::candidates();
+    out->policies_tried = task_->progress.tried;
+  } else if (is_asked() && std::holds_alternative<Resting>(state_)) {
+    out->learning = DTR_LEARNING_RESTS;
+  } else if (std::holds_alternative<Following>(state_)) {
+    out->learning = DTR_LEARNING_NO_BETTER;
   }
-  return is_asked && times_ >= kMostTimes ? DTR_LEARNING_LISTENS : DTR_LEARNING_NOTHING;
 }
 
-// ---- listening ----
+// ---- states ----
 
-void Learner::begin(Deferred& deferred) {
-  end_rehearsal();
+void StepTuner::op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) try {
+  if (waiter_) return;
+  ++operators_;
+  Next next = std::visit([&](auto& now) { return this->next(now, deferred, lock); }, state_);
+  if (next) state_ = std::move(*next);
+} catch (const std::exception&) {
+  // There is no memory, or no thread, for it: the job goes on as it is.
+  parts_.op_log.set_mode(OpLogRecorder::Mode::off, deferred);
   log_.clear();
-  heard_ = 0;
-  windows_ = {};
-  next_look_ = kFirstLook;
+  step_ns_ = 0;
+  state_ = Done{};
+}
+
+StepTuner::Next StepTuner::next(Idle&, Deferred& deferred, std::unique_lock<EngineMutex>&) {
+  if (task_ && !task_->is_done) return std::nullopt;  // for which a job does not wait
+  end_search();
+  log_.clear();
   step_ = {};
   step_ns_ = 0;
-  evictions_ = evictions();
-  marks_.assign(1, now_with_room());
-  phase_ = Phase::listening;
   ++times_;
   parts_.op_log.set_mode(OpLogRecorder::Mode::writing, deferred, true);
+  return Recording{evictions(), {now_with_room()}, 0, kFirstLook};
 }
 
-void Learner::hear() {
+void StepTuner::take_records() {
   std::vector<int64_t> records;
   parts_.op_log.take(&records);
   log_.append(records);
 }
 
-void Learner::rest(Phase phase, Deferred& deferred) {
+void StepTuner::stop_recording(Deferred& deferred) {
   parts_.op_log.set_mode(OpLogRecorder::Mode::off, deferred);
-  std::vector<int64_t> unheard;
-  parts_.op_log.take(&unheard);
-  phase_ = phase;
+  std::vector<int64_t> unread;
+  parts_.op_log.take(&unread);
 }
 
-void Learner::give_up(Deferred& deferred) {
-  parts_.op_log.set_mode(OpLogRecorder::Mode::off, deferred);
-  log_.clear();
-  step_ns_ = 0;
-  phase_ = Phase::done;
-}
-
-void Learner::listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  if (++heard_ % kMarkEvery == 0) marks_.push_back(now_with_room());
-  if (heard_ < next_look_) return;
-  next_look_ = next_look(heard_);
-  hear();
+StepTuner::Next StepTuner::next(Recording& now, Deferred& deferred,
+                                std::unique_lock<EngineMutex>& lock) {
+  if (++now.operators % kMarkEvery == 0) now.marks.push_back(now_with_room());
+  if (now.operators < now.next_look) return std::nullopt;
+  now.next_look = next_look(now.operators);
+  take_records();
   step_ = log_.repetition();
   const bool is_first_stretch = times_ == 1 && step_.period == 0;
   const bool is_long = log_.operators() >= (is_first_stretch ? kStretch : kMostOperators) ||
                        log_.numbers() >= kMostNumbers;
   // A first step fills memory, and is what the others are foreseen by.
-  const bool is_heard = step_.steps >= kHeard;
+  const bool is_known = step_.steps >= kRecorded;
   if (step_.period > 0) step_ns_ = log_.cost_of_last(step_.period);
-  if (!is_heard && !is_long) return;
+  if (!is_known && !is_long) return std::nullopt;
   pace_ns_ = log_.cost_of_last(pace());
-  const bool repeats_little =
-      evictions() == evictions_ || repeats_since(recent_mark()) < Rehearsal::kLeastGain;
-  const bool can_rehearse =
-      parts_.environment.options.learn != DTR_LEARN_STEP && can_play() && !repeats_little;
-  if (can_rehearse) {
-    rehearse(deferred, lock);
-  } else if (repeats_little) {
-    if (evictions() == 0) times_ = 0;  // so far there was nothing to learn from
-    rest(Phase::resting, deferred);
+  if (evictions() == now.evictions || repeats_since(recent_mark(now)) < Rehearsal::kLeastGain) {
+    if (evictions() == 0) times_ = 0;  // so far there was nothing to find
+    stop_recording(deferred);
     log_.clear();
-    begin_windows();
-  } else if (step_.period == 0) {
-    listen_again(deferred);
-  } else {
-    rest(Phase::done, deferred);
+    return Resting{new_windows()};
   }
-}
-
-bool Learner::may_listen() {
-  if (windows_.count >= kLongWindows) times_ = 0;
-  return times_ < kMostTimes;
-}
-
-void Learner::listen_again(Deferred& deferred) {
-  rest(may_listen() ? Phase::begins : Phase::done, deferred);
-  if (task_) task_->cancelled = true;
-}
-
-// Nothing more comes of what was heard. Where that was no step, there may be one that is longer.
-void Learner::end(Deferred& deferred) {
-  if (step_.period == 0)
-    listen_again(deferred);
-  else
-    watch();
-}
-
-void Learner::go_on(Deferred& deferred) {
-  const bool has_thread = task_ && !task_->is_done;  // for which a job does not wait
-  if (phase_ == Phase::begins && !has_thread)
-    begin(deferred);
-  else if (phase_ == Phase::resting)
-    rest_on(deferred);
-  else if (phase_ == Phase::rehearsing)
-    wait_for_rehearsal(deferred);
-  else if (phase_ == Phase::following)
-    check_step(deferred);
+  if (is_asked()) return search(now, deferred, lock);
+  stop_recording(deferred);
+  if (step_.period == 0) return again(0);
+  return Done{};
 }
 
 // Until two steps repeat what is worth a look.
-void Learner::rest_on(Deferred& deferred) {
-  const Mark begin_of_window = windows_.begin;
-  if (!window_ended() || repeats_since(begin_of_window) < Rehearsal::kLeastGain) return;
-  listen_again(deferred);
+StepTuner::Next StepTuner::next(Resting& now, Deferred&, std::unique_lock<EngineMutex>&) {
+  const Mark begin = now.windows.begin;
+  if (!has_ended(now.windows) || repeats_since(begin) < Rehearsal::kLeastGain) return std::nullopt;
+  return again(now.windows.count);
 }
 
-// ---- rehearsing ----
+StepTuner::Next StepTuner::next(Searching&, Deferred&, std::unique_lock<EngineMutex>&) {
+  if (!task_->is_done) return std::nullopt;
+  if (std::optional<Rehearsal::Found> found = take_found()) return follow(std::move(*found));
+  return found_nothing();
+}
 
-uint64_t Learner::budget_bytes() const {
+StepTuner::Next StepTuner::next(Following& now, Deferred&, std::unique_lock<EngineMutex>&) {
+  Windows& windows = now.windows;
+  if (!has_ended(windows) || (!now.usual && windows.count <= kWindows)) return std::nullopt;
+  const double cost = cost_between(windows.first, windows.begin);
+  const double misses =
+      static_cast<double>(windows.begin.misses - windows.first.misses) / (now.usual ? 1 : kWindows);
+  windows.first = windows.begin;
+  const bool has_plan = followed_ && followed_->is_plan;
+  const double most = now.usual  ? most_of(now.usual->cost)
+                      : has_plan ? std::min(kPlanSlack * before_ + kGain,
+                                            most_of(std::max(followed_->promised, 0.0)))
+                                 : before_ - kGain;
+  const bool is_worn = now.usual && has_plan && misses >= now.usual->misses + kWorn;
+  const bool is_bad = cost > most || is_worn;
+  // It may have been something else, such as an evaluation: it is looked at twice.
+  if (is_bad && !std::exchange(now.is_doubted, true)) {
+    if (!now.usual) windows.count = 1;
+    return std::nullopt;
+  }
+  now.is_doubted = false;
+  if (is_bad && !now.usual && !has_plan) {
+    follow_usual();
+    return found_nothing();
+  }
+  if (is_bad && may_record(windows.count)) return again(windows.count);
+  if (is_bad && has_plan && cost > usual_cost_ + kGain) {
+    follow_usual();
+    return watch(usual_cost_);
+  }
+  if (!now.usual && step_.period == 0 && times_ == 1) return again(windows.count);
+  if (is_bad || !now.usual) now.usual = {cost, misses};
+  if (!task_ || !task_->is_done) return std::nullopt;
+  std::optional<Rehearsal::Found> found = take_found();
+  end_search();
+  if (!found) return std::nullopt;
+  before_ = now.usual->cost;
+  return follow(std::move(*found));
+}
+
+// A single step that computes far more than any before.
+void StepTuner::ran_again() {
+  const Following* const following = std::get_if<Following>(&state_);
+  if (!following || waiter_) return;
+  // The first step by a plan brings things in place.
+  const Windows& windows = following->windows;
+  const bool is_first = followed_ && followed_->is_plan && windows.count == 0;
+  const double promised = followed_ ? followed_->promised : 0;
+  const double most = (is_first ? 2 : 1) * kGrinds * std::max({promised, before_, kGrindsLittle});
+  if (static_cast<double>(now().again_ns - windows.begin.again_ns) <=
+      most * static_cast<double>(kStepsOfWindow) * static_cast<double>(pace_ns_))
+    return;
+  follow_usual();
+  state_ = may_record(windows.count) ? again(windows.count) : watch(before_);
+}
+
+bool StepTuner::may_record(uint32_t windows) {
+  if (windows >= kLongWindows) times_ = 0;
+  return times_ < kMostTimes;
+}
+
+StepTuner::State StepTuner::again(uint32_t windows) {
+  if (task_) task_->progress.cancelled = true;
+  if (may_record(windows)) return Idle{};
+  return Done{};
+}
+
+StepTuner::State StepTuner::found_nothing() {
+  end_search();
+  if (step_.period == 0) return again(0);
+  return watch(before_);
+}
+
+StepTuner::State StepTuner::watch(double cost) {
+  Following state{new_windows(), Usual{cost, 0}};
+  state.windows.first = state.windows.begin;
+  return state;
+}
+
+// ---- searching ----
+
+uint64_t StepTuner::budget_bytes() const {
   dtr_pool_stats stats;
   dtr_pool_get_stats(parts_.environment.pools.front().pool, &stats);
   return stats.budget_bytes;
@@ -241,7 +295,7 @@ uint64_t Learner::budget_bytes() const {
 
 // Memory that the program knows nothing of is taken from the budget; running_bytes are of the
 // operator that runs.
-Stage Learner::stage(uint64_t running_bytes) const {
+Stage StepTuner::stage(uint64_t running_bytes) const {
   const Environment::Pool& of = parts_.environment.pools.front();
   dtr_pool_stats stats;
   dtr_pool_get_stats(of.pool, &stats);
@@ -269,7 +323,7 @@ Stage Learner::stage(uint64_t running_bytes) const {
 }
 
 // For plans: what is in the heap in every step, and what the slabs have then.
-void Learner::add_held(Stage& stage) const {
+void StepTuner::add_held(Stage& stage) const {
   dtr_pool* pool = parts_.environment.pools.front().pool;
   dtr_pool_stats stats;
   dtr_pool_get_stats(pool, &stats);
@@ -291,8 +345,9 @@ void Learner::add_held(Stage& stage) const {
   }
   // What can be computed again may be gone just now. It moves to its place when it is back.
   for (const Storage* storage : parts_.graph.storages()) {
-    const bool is_gone = (storage->state == State::evicted || storage->state == State::swapped) &&
-                         storage->live && is_held(storage);
+    const bool is_gone =
+        (storage->state == dtr::State::evicted || storage->state == dtr::State::swapped) &&
+        storage->live && is_held(storage);
     if (is_gone && parts_.environment.options.moving &&
         storage->size_bytes >= StepBlocks::kLeastBytes)
       stage.held.push_back({0, storage->size_bytes, storage->handle});
@@ -307,25 +362,39 @@ void Learner::add_held(Stage& stage) const {
         kGrowsOn * (stage.slab_bytes - std::min(stage.slab_bytes, *slab_bytes_));
 }
 
-void Learner::rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
-  before_ = cost_between(recent_mark(), now_with_room());
-  usual_ = policy();
+StepTuner::Next StepTuner::search(const Recording& of, Deferred& deferred,
+                                  std::unique_lock<EngineMutex>& lock) {
+  before_ = cost_between(recent_mark(of), now_with_room());
+  if (!followed_) {
+    usual_ = policy();
+    usual_cost_ = before_;
+  }
   task_ = std::make_shared<Task>();
   task_->program = log_.last_steps(step_);
   task_->stage = stage();
   add_held(task_->stage);
   if (step_.period > 0) slab_bytes_ = task_->stage.slab_bytes;
-  rest(Phase::rehearsing, deferred);
-  task_->start([usual = usual_](const Rehearsal& rehearsal) { return rehearsal.best(usual); });
-  begin_windows();
-  if (parts_.environment.options.learn != DTR_LEARN_AT_ONCE) return;
+  stop_recording(deferred);
+  const double now_ns = before_ * static_cast<double>(task_->program.cost_ns);
+  const bool waits = parts_.environment.options.learn == DTR_LEARN_AT_ONCE;
+  task_->start([usual = usual_, now_ns, waits](
+                   const Rehearsal& rehearsal) { return rehearsal.best(usual, now_ns, !waits); },
+               false);
+  if (!waits) return Searching{};
   const std::shared_ptr<Task> task = task_;
-  if (wait(lock, [&] { task->join(); })) follow(deferred);
+  if (!wait(lock, [&] { task->join(); })) return std::nullopt;
+  if (std::optional<Rehearsal::Found> found = take_found()) return follow(std::move(*found));
+  return found_nothing();
+}
+
+std::optional<Rehearsal::Found> StepTuner::take_found() {
+  std::optional<Rehearsal::Found> found = std::exchange(task_->found, std::nullopt);
+  return task_->progress.cancelled ? std::nullopt : std::move(found);
 }
 
 template <typename Wait>
-bool Learner::wait(std::unique_lock<EngineMutex>& lock, Wait&& until) {
-  const std::shared_ptr<Learner> self = shared_from_this();  // whom the engine may let go of
+bool StepTuner::wait(std::unique_lock<EngineMutex>& lock, Wait&& until) {
+  const std::shared_ptr<StepTuner> self = shared_from_this();  // whom the engine may let go of
   const Waiter waiter;
   waiter_ = &waiter;
   lock.unlock();
@@ -336,7 +405,7 @@ bool Learner::wait(std::unique_lock<EngineMutex>& lock, Wait&& until) {
   return true;
 }
 
-void Learner::end_rehearsal() {
+void StepTuner::end_search() {
   if (task_) task_->end();
   task_.reset();
 }
@@ -345,50 +414,50 @@ void Learner::end_rehearsal() {
 // that has been there, so it goes later.) Nothing here is ever taken down itself.
 namespace {
 
-struct Rehearsals {
+struct Searches {
   std::mutex mutex;
-  std::vector<Learner::Task*> all;
+  std::vector<StepTuner::Task*> all;
 };
 
-Rehearsals& rehearsals() {
-  static Rehearsals* const made = [] {
+Searches& searches() {
+  static Searches* const made = [] {
     std::atexit([] {
-      std::vector<Learner::Task*> left;
+      std::vector<StepTuner::Task*> left;
       {
-        std::lock_guard<std::mutex> lock(rehearsals().mutex);
-        left.swap(rehearsals().all);
+        std::lock_guard<std::mutex> lock(searches().mutex);
+        left.swap(searches().all);
       }
-      for (Learner::Task* task : left) task->end();
+      for (StepTuner::Task* task : left) task->end();
     });
-    return new Rehearsals();
+    return new Searches();
   }();
   return *made;
 }
 
 }  // namespace
 
-Learner::Task::Task() : process(::getpid()) {
-  std::lock_guard<std::mutex> lock(rehearsals().mutex);
-  rehearsals().all.push_back(this);
+StepTuner::Task::Task() : process(::getpid()) {
+  std::lock_guard<std::mutex> lock(searches().mutex);
+  searches().all.push_back(this);
 }
 
-Learner::Task::~Task() {
-  std::lock_guard<std::mutex> lock(rehearsals().mutex);
-  std::vector<Task*>& all = rehearsals().all;
+StepTuner::Task::~Task() {
+  std::lock_guard<std::mutex> lock(searches().mutex);
+  std::vector<Task*>& all = searches().all;
   all.erase(std::remove(all.begin(), all.end(), this), all.end());
 }
 
-void Learner::Task::start(Play play) {
+void StepTuner::Task::start(Play play, bool gives_way) {
   end_thread();
   process = ::getpid();
   is_done = false;
   std::lock_guard<std::mutex> lock(joining);
-  thread = std::thread([this, play = std::move(play)] {
-    // The job comes first. (On Linux this is the thread's own.)
-    ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
+  thread = std::thread([this, play = std::move(play), gives_way] {
+    // On Linux this is the thread's own.
+    if (gives_way) ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
     found.reset();
     try {
-      found = play(Rehearsal(program, stage, cancelled));
+      found = play(Rehearsal(program, stage, progress));
     } catch (const std::exception&) {
       // No memory for it: the job goes on as before.
     }
@@ -396,17 +465,17 @@ void Learner::Task::start(Play play) {
   });
 }
 
-void Learner::Task::join() {
+void StepTuner::Task::join() {
   std::lock_guard<std::mutex> lock(joining);
   if (thread.joinable()) thread.join();
 }
 
-void Learner::Task::end() {
-  cancelled = true;
+void StepTuner::Task::end() {
+  progress.cancelled = true;
   end_thread();
 }
 
-void Learner::Task::end_thread() {
+void StepTuner::Task::end_thread() {
   if (process == ::getpid())
     join();
   else if (thread.joinable())
@@ -415,133 +484,61 @@ void Learner::Task::end_thread() {
 
 // ---- following ----
 
-// The steps meanwhile are what those under the policy are compared with.
-void Learner::wait_for_rehearsal(Deferred& deferred) {
-  window_ended();
-  if (windows_.count <= kWindows || !task_->is_done) return;
-  before_ = cost_between(windows_.first, windows_.begin);
-  follow(deferred);
+StepTuner::State StepTuner::follow(Rehearsal::Found found) {
+  const bool is_first = std::holds_alternative<Searching>(state_);
+  parts_.follow(found.policy);
+  const auto own_ns = static_cast<double>(std::max<int64_t>(task_->program.cost_ns, 1));
+  followed_ =
+      Followed{found.has_plan(), found.cost_ns / own_ns, found.repeats, 1 + operators_ / pace()};
+  parts_.follow_plan(found.plan);
+  if (is_first && found.has_plan()) {
+    task_->start(
+        [known = std::move(found)](const Rehearsal& rehearsal) {
+          std::optional<Rehearsal::Found> wider = rehearsal.wider(known);
+          std::optional<Rehearsal::Found> better = rehearsal.better(wider ? *wider : known);
+          return better ? better : wider;
+        },
+        true);
+  } else {
+    end_search();
+  }
+  return Following{new_windows()};
 }
 
-void Learner::follow(Deferred& deferred) {
-  std::optional<Rehearsal::Found> found = std::move(task_->found);
-  const bool is_second = phase_ == Phase::following;
-  // A plan that is worn out may still do better than one for what there is now.
-  const bool is_worse = found && is_planned_ && !is_second && found->repeats > most_of(before_);
-  if (!found || task_->cancelled || is_worse) {
-    end_rehearsal();
-    if (!is_second) end(deferred);
-    return;
-  }
-  is_second_ = is_second;
-  is_doubted_ = false;
-  if (is_second_)
-    before_ = expected_;
-  else if (is_planned_)
-    before_ = std::max(before_, found->repeats);
-  parts_.follow(found->policy);
-  is_usual_ = false;
-  is_planned_ = !found->plan.calls.empty();
-  parts_.follow_plan(std::exchange(found->plan, {}));
-  promised_ = found->repeats;
-  phase_ = Phase::following;
-  begin_windows();
-  if (is_second_ || !is_planned_ || parts_.environment.options.learn == DTR_LEARN_AT_ONCE) {
-    end_rehearsal();
-    return;
-  }
-  task_->start([known = *found](const Rehearsal& rehearsal) { return rehearsal.better(known); });
-}
-
-void Learner::follow_usual() {
+void StepTuner::follow_usual() {
   parts_.follow(usual_);
-  is_usual_ = true;
+  followed_.reset();
   parts_.follow_plan({});
-  if (task_) task_->cancelled = true;
-}
-
-// The job goes on as before, and is heard again if that gets dearer.
-void Learner::watch() {
-  phase_ = Phase::following;
-  is_planned_ = is_second_ = false;
-  expected_ = before_;
-  begin_windows();
-  windows_.first = windows_.begin;
-  windows_.count = kWindows + 1;
+  if (task_) task_->progress.cancelled = true;
 }
 
 // ---- what steps take ----
 
-void Learner::begin_windows() {
-  windows_ = {};
-  windows_.begin = now_with_room();
+StepTuner::Windows StepTuner::new_windows() const {
+  Windows windows;
+  windows.begin = now_with_room();
+  return windows;
 }
 
 // Whether another two steps have ended. The first two are half of what was before.
-bool Learner::window_ended() {
-  if (++windows_.operators < kStepsOfWindow * pace()) return false;
-  windows_.operators = 0;
-  windows_.begin = now_with_room();
-  if (windows_.count++ == 0) windows_.first = windows_.begin;
+bool StepTuner::has_ended(Windows& windows) const {
+  if (++windows.operators < kStepsOfWindow * pace()) return false;
+  windows.operators = 0;
+  windows.begin = now_with_room();
+  if (windows.count++ == 0) windows.first = windows.begin;
   return true;
-}
-
-void Learner::check_step(Deferred& deferred) {
-  if (!window_ended() || windows_.count <= kWindows) return;
-  const bool is_known = windows_.count > kWindows + 1;  // what is to be expected
-  const double cost = cost_between(windows_.first, windows_.begin);
-  const double misses = static_cast<double>(windows_.begin.misses - windows_.first.misses) /
-                        (is_known ? 1 : kWindows);
-  windows_.first = windows_.begin;
-  const double most = is_known      ? most_of(expected_)
-                      : is_planned_ ? kPlanSlack * before_ + kGain
-                                    : before_ - kGain;
-  const bool is_worn = is_known && is_planned_ && misses >= expected_misses_ + kWorn;
-  const bool is_bad = cost > most || is_worn;
-  // It may have been something else, such as an evaluation: it is looked at twice.
-  if (is_bad && !std::exchange(is_doubted_, true)) {
-    if (!is_known) windows_.count = 1;
-    return;
-  }
-  is_doubted_ = false;
-  if (!is_known) {
-    if (is_bad) follow_usual();
-    if (is_bad && is_second_) return listen_again(deferred);
-    if (is_bad || (step_.period == 0 && times_ == 1)) return end(deferred);
-  } else if (is_bad && may_listen()) {
-    return listen_again(deferred);
-  }
-  if (is_bad || !is_known) {
-    expected_ = cost;
-    expected_misses_ = misses;
-  }
-  if (task_ && task_->is_done) follow(deferred);
-}
-
-// A single step that computes far more than any before. What was good for a while may be so again.
-void Learner::check_grinding() {
-  // The first step by a plan brings things in place.
-  const bool is_first = is_planned_ && windows_.count == 0;
-  const double most = (is_first ? 2 : 1) * kGrinds * std::max({promised_, before_, kGrindsLittle});
-  if (static_cast<double>(now().again_ns - windows_.begin.again_ns) <=
-      most * static_cast<double>(kStepsOfWindow) * static_cast<double>(pace_ns_))
-    return;
-  follow_usual();
-  if (windows_.count > kWindows && may_listen())
-    phase_ = Phase::begins;
-  else
-    watch();
 }
 
 // ---- advice ----
 
 // What an operator has begun, where that is not recorded, is not known; nor is it then that what was
 // recorded earlier is like it.
-Coach::Advice Learner::advise(double most_slowness, const Shortage* at,
-                              std::unique_lock<EngineMutex>& lock) {
-  if (!can_play() || waiter_ || (at && phase_ != Phase::listening)) return {};
-  if (phase_ == Phase::listening) {
-    hear();
+Coach::Advice StepTuner::advise(double most_slowness, const Shortage* at,
+                                std::unique_lock<EngineMutex>& lock) {
+  const bool is_recording = std::holds_alternative<Recording>(state_);
+  if (!can_play() || waiter_ || (at && !is_recording)) return {};
+  if (is_recording) {
+    take_records();
     step_ = log_.repetition();
   }
   if (log_.operators() == 0) return {};
@@ -564,9 +561,9 @@ Coach::Advice Learner::advise(double most_slowness, const Shortage* at,
   std::optional<Rehearsal::Budget> found;
   // A thread of its own, as a thread has one engine's mutex at most.
   const auto play = [&] {
-    const std::atomic<bool> never{false};
+    SearchProgress progress;
     try {
-      found = Rehearsal(program, played, never)
+      found = Rehearsal(program, played, progress)
                   .least_budget(by, most_slowness - 1, least - std::min(least, unknown));
     } catch (const std::exception&) {
       // No memory for it: there is no advice.
@@ -586,22 +583,23 @@ Coach::Advice Learner::advise(double most_slowness, const Shortage* at,
   return known();
 }
 
-void Learner::forget(Deferred& deferred) {
-  end_rehearsal();
+void StepTuner::forget(Deferred& deferred) {
+  end_search();
   parts_.follow_plan({});
-  if (phase_ == Phase::listening) rest(Phase::begins, deferred);
+  if (std::holds_alternative<Recording>(state_)) stop_recording(deferred);
+  state_ = Idle{};
   waiter_ = nullptr;
   log_.clear();
+  operators_ = 0;
   step_ns_ = 0;
   times_ = 0;
   slab_bytes_.reset();
-  is_usual_ = true;
+  followed_.reset();
   advised_ = {};
-  phase_ = Phase::begins;
 }
 
 std::shared_ptr<Coach> make_learner(const Coached& coached) {
-  return std::make_shared<Learner>(coached);
+  return std::make_shared<StepTuner>(coached);
 }
 
 }  // namespace dtr

@@ -1,21 +1,31 @@
-// learner.h: learns a job's step, and finds a plan for it, or the policy that costs least (run/coach.h).
+// learner.h: the step tuner: it finds a plan for a job's step, or the policy that costs least
+// (run/coach.h). Its states:
 //
-// 1. It *listens*: the op log is written, into memory. Every so often it looks whether a step was
-//    repeated at its end. As long as next to nothing is computed again there is nothing to learn but
-//    that: then it *rests*, without a log, until something is. Where no step is repeated, what was
-//    heard last stands for the steps to come: it has no plan, but a policy.
-// 2. What was heard is *rehearsed* (rehearsal.h) on a thread of its own, while the job goes on.
-// 3. The best is *followed*. A policy decides as any other, operator by operator, and a plan is left
-//    where the job differs: so any step is as right as one that was learned. While a plan is followed,
-//    a better one is looked for on the thread, once. If the job's steps cost more than before, or one
-//    much more, what was learned goes. If they do so later, or miss more of the plan, the job is
-//    another by then, or has outgrown its plan, and it listens again. Where nothing was found, or it
-//    went, steps are watched all the same.
+//  Idle       It records from the next operator on.
+//  Recording  The op log is written, into memory. Every so often it is looked at whether a step was
+//             repeated at its end. Where none is, what was recorded last stands for the steps to come:
+//             it has no plan, but a policy.
+//  Resting    Next to nothing is computed again, so there is nothing to find, and no log, until
+//             something is.
+//  Searching  What was recorded is played in other ways (rehearsal.h) on a thread of its own, while the
+//             job goes on. The search for the first plan has the job's priority, once: it is short.
+//  Following  What was found is followed, or, if nothing was, the options' policy. A policy decides as
+//             any other, operator by operator, and a plan is left where the job differs: so any step is
+//             as right as one that was recorded. While a plan is followed, a better one is searched for
+//             on the thread, once, with what processors have left.
+//  Done       Nothing more is looked for.
 //
-// Where decisions must be the same in each run (DTR_LEARN_AT_ONCE) the job waits for its rehearsal,
-// and looks for no better plan: looks depend on operators alone, and what is played on the program.
+// The steps under a plan are compared with those before, and with what it promised. One that costs more
+// is revised: the step is recorded again, with the costs of now, and the plan is followed until there
+// is a better one. So it is if steps cost more later, or miss more of the plan: the job is another by
+// then, or has outgrown its plan. The options' policy comes back only if one step computes far more
+// again, or if nothing that was found cost less.
 //
-// All of it is under the engine's mutex, except the rehearsal, which shares nothing with it.
+// Where decisions must be the same in each run (DTR_LEARN_AT_ONCE) the job waits for its search, and
+// no better plan is searched for beside it: looks depend on operators alone, and what is played on the
+// program.
+//
+// All of it is under the engine's mutex, except the search, which shares nothing with it.
 #pragma once
 
 #include <algorithm>
@@ -27,6 +37,7 @@
 #include <mutex>
 #include <optional>
 #include <thread>
+#include <variant>
 #include <vector>
 
 #include "rehearsal.h"
@@ -36,27 +47,17 @@
 
 namespace dtr {
 
-class Learner final : public Coach, public std::enable_shared_from_this<Learner> {
+class StepTuner final : public Coach, public std::enable_shared_from_this<StepTuner> {
  public:
-  explicit Learner(const Coached& parts) : parts_(parts) {}
-  Learner(const Learner&) = delete;
-  Learner& operator=(const Learner&) = delete;
-  ~Learner() override { end_rehearsal(); }
+  explicit StepTuner(const Coached& parts) : parts_(parts) {}
+  StepTuner(const StepTuner&) = delete;
+  StepTuner& operator=(const StepTuner&) = delete;
+  ~StepTuner() override { end_search(); }
 
-  void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) override try {
-    if (waiter_) return;
-    if (phase_ == Phase::listening)
-      listen(deferred, lock);
-    else if (phase_ != Phase::done)
-      go_on(deferred);
-  } catch (const std::exception&) {
-    give_up(deferred);
-  }
-  void ran_again() override {
-    if (phase_ == Phase::following && !waiter_) check_grinding();
-  }
+  void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) override;
+  void ran_again() override;
   int64_t step_ns() const override { return step_ns_; }
-  int32_t learning() const override;
+  void describe(dtr_engine_stats* out) const override;
   Advice advise(double most_slowness, const Shortage* at,
                 std::unique_lock<EngineMutex>& lock) override;
   void forget(Deferred& deferred) override;
@@ -66,8 +67,8 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
     Task();
     ~Task();
     using Play = std::function<std::optional<Rehearsal::Found>(const Rehearsal&)>;
-    // On a thread of its own, when an earlier one has ended.
-    void start(Play play);
+    // On a thread of its own, when an earlier one has ended. gives_way: to the job and all others.
+    void start(Play play, bool gives_way);
     // Waits for the thread.
     void join();
     // Likewise; it gives up with its next play.
@@ -75,7 +76,7 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
 
     OwnedProgram program;
     Stage stage;
-    std::atomic<bool> cancelled{false};
+    SearchProgress progress;
     std::atomic<bool> is_done{false};
     std::optional<Rehearsal::Found> found;
     std::thread thread = {};
@@ -87,14 +88,6 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   };
 
  private:
-  enum class Phase {
-    begins,
-    listening,
-    resting,     // next to nothing is computed again
-    rehearsing,  // on the thread
-    following,
-    done
-  };
   // What was computed up to some point, by the engine's counters, and what was computed again or
   // swapped; what it took to make room (to search, to move, to map); and how often memory was not where
   // a plan wants it: addresses that could not be had, and remaps.
@@ -107,7 +100,6 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
     return static_cast<double>(to.again_ns - from.again_ns + to.room_ns - from.room_ns) /
            static_cast<double>(std::max<int64_t>(to.own_ns - from.own_ns, 1));
   }
-
   // Steps since something changed, two at a time.
   struct Windows {
     Mark begin;  // of the one that runs
@@ -115,41 +107,66 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
     uint32_t count = 0;  // that ended
     Mark first;          // the end of the first that counts
   };
-
-  void begin(Deferred& deferred);
-  void listen(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  bool may_listen();
-  void listen_again(Deferred& deferred);
-  void end(Deferred& deferred);
-  void go_on(Deferred& deferred);
-  void rest_on(Deferred& deferred);
-  void hear();
-  void rehearse(Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  void begin_windows();
-  bool window_ended();
-  void wait_for_rehearsal(Deferred& deferred);
-  void follow(Deferred& deferred);
-  void check_step(Deferred& deferred);
-  void check_grinding();
-  void rest(Phase phase, Deferred& deferred);
-  // There is no memory, or no thread, to learn with: the job goes on as it is.
-  void give_up(Deferred& deferred);
-  struct Advised {
-    uint64_t operators = 0;  // that were played; 0: none
-    Advice advice;
+  // What two steps cost, and missed of a plan, when it was found to be good.
+  struct Usual {
+    double cost = 0, misses = 0;
   };
-  struct Waiter {};
-  // Calls until() without the mutex; nothing is learned meanwhile. False: another thread made this
+
+  struct Idle {};
+  struct Recording {
+    uint64_t evictions;  // when it began
+    std::vector<Mark> marks;
+    uint64_t operators = 0, next_look = 0;
+  };
+  struct Resting {
+    Windows windows;
+  };
+  struct Searching {};
+  struct Following {
+    Windows windows;
+    std::optional<Usual> usual = {};
+    bool is_doubted = false;  // it did too little in the last steps
+  };
+  struct Done {};
+  using State = std::variant<Idle, Recording, Resting, Searching, Following, Done>;
+
+  // The state after another operator; none: the same.
+  using Next = std::optional<State>;
+  Next next(Idle&, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  Next next(Recording& now, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  Next next(Resting& now, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  Next next(Searching&, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  Next next(Following& now, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  Next next(Done&, Deferred&, std::unique_lock<EngineMutex>&) { return std::nullopt; }
+
+  void take_records();
+  void stop_recording(Deferred& deferred);
+  // To record again, if it has not done so too often in a row.
+  State again(uint32_t windows);
+  bool may_record(uint32_t windows);
+  // Nothing was found in what was recorded. Where that was no step, there may be one that is longer.
+  State found_nothing();
+  // As things are, and to record again once they cost more.
+  State watch(double cost);
+  Next search(const Recording& of, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  State follow(Rehearsal::Found found);
+  void follow_usual();
+  // What was searched for, if the thread has ended.
+  std::optional<Rehearsal::Found> take_found();
+  void end_search();
+
+  Windows new_windows() const;
+  bool has_ended(Windows& windows) const;
+
+  // Calls until() without the mutex; no operator counts meanwhile. False: another thread made this
   // forget, or the engine has no use for it any more.
   template <typename Wait>
   bool wait(std::unique_lock<EngineMutex>& lock, Wait&& until);
-  void end_rehearsal();
   bool can_play() const;
+  bool is_asked() const;
   uint64_t budget_bytes() const;
   Stage stage(uint64_t running_bytes = 0) const;
   void add_held(Stage& stage) const;
-  void follow_usual();
-  void watch();
   EvictionPolicy policy() const;
   Mark now() const;
   Mark now_with_room() const;
@@ -157,31 +174,34 @@ class Learner final : public Coach, public std::enable_shared_from_this<Learner>
   uint64_t evictions() const;  // so far, swaps among them
   // The operators of a step, or what stands for one where none is repeated.
   uint64_t pace() const;
-  // While it listens: two steps ago.
-  const Mark& recent_mark() const;
+  // Two steps ago.
+  const Mark& recent_mark(const Recording& of) const;
+
+  struct Advised {
+    uint64_t operators = 0;  // that were played; 0: none
+    Advice advice;
+  };
+  struct Waiter {};
+  // What is followed instead of the options' policy.
+  struct Followed {
+    bool is_plan;
+    double promised, repeats;
+    uint64_t in_step;  // since which
+  };
 
   const Coached parts_;
-  Phase phase_ = Phase::begins;
+  State state_;
   StepLog log_;
-  uint64_t heard_ = 0;      // operators since it listens
-  uint64_t next_look_ = 0;  // with so many
-  uint64_t evictions_ = 0;  // when it began to listen
+  uint64_t operators_ = 0;  // of the job
   StepLog::Repetition step_;
   int64_t step_ns_ = 0;
   int64_t pace_ns_ = 0;
-  std::vector<Mark> marks_;  // since it listens, at every so many operators
-  double before_ = 0;        // what steps cost before the policy, in terms of the job's own compute
-  double promised_ = 0;      // and what they will repeat, as rehearsed
-  EvictionPolicy usual_;     // and by which
-  bool is_usual_ = true;     // what is followed is the job's own policy
-  bool is_planned_ = false;  // what is followed has a plan
-  bool is_second_ = false;   // a better one than the first
-  bool is_doubted_ = false;  // what is followed did too little in the last steps
-  Windows windows_;
-  double expected_ = 0;                 // what steps cost when the policy was found to be good
-  double expected_misses_ = 0;          // and what two of them missed
-  uint32_t times_ = 0;                  // that it has listened in a row
-  std::optional<uint64_t> slab_bytes_;  // when the last plan was looked for
+  uint32_t times_ = 0;  // that it has recorded in a row
+  std::optional<Followed> followed_;
+  double before_ = 0;                   // what steps cost before, in terms of the job's own compute
+  EvictionPolicy usual_;                // the options' policy
+  double usual_cost_ = 0;               // and what steps cost by it
+  std::optional<uint64_t> slab_bytes_;  // when the last plan was searched for
   std::array<Advised, 2> advised_;      // the last to a job that is slow, and to one without room
   std::shared_ptr<Task> task_;
   const Waiter* waiter_ = nullptr;  // on the stack of wait(), until this forgets

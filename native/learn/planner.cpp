@@ -80,15 +80,15 @@ StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t
   most_bytes_ = large.most();
 }
 
-bool StepBlocks::may_fit(const std::vector<HeldBlock>& held, uint64_t limit) const {
+uint64_t StepBlocks::bytes_with(const std::vector<HeldBlock>& held) const {
   uint64_t bytes = most_bytes_;
   for (const HeldBlock& block : held) bytes += in_grains(block.size_bytes);
-  return bytes <= limit;
+  return bytes;
 }
 
 std::optional<StepPlan> StepBlocks::lay_out(const std::vector<HeldBlock>& held,
                                             uint64_t limit) const {
-  if (!may_fit(held, limit)) return std::nullopt;
+  if (bytes_with(held) > limit) return std::nullopt;
   StepPlan plan;
   std::vector<Obstacle> obstacles;
   const auto add = [&](uint64_t offset, uint64_t size_bytes) {

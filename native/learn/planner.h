@@ -25,8 +25,8 @@ class StepBlocks {
   // Of the operators [first_op, first_op + period), of which the next as many go on likewise.
   StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t period);
 
-  // Whether they might: what is in use at once is no more.
-  bool may_fit(const std::vector<HeldBlock>& held, uint64_t limit) const;
+  // At once, with what is held: no less memory may do.
+  uint64_t bytes_with(const std::vector<HeldBlock>& held) const;
   // In the pool's addresses below `limit`, where `held` are, too, by offset. None if they do not
   // fit. Its calls are the caller's to set.
   std::optional<StepPlan> lay_out(const std::vector<HeldBlock>& held, uint64_t limit) const;

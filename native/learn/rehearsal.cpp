@@ -25,9 +25,20 @@ constexpr double kPlays = std::size(kShares);
 // A job needs so much more than its program, as it is not played to the last detail.
 constexpr double kMargin = 1.05;
 
-// Operators in all plays of either search: few seconds of a processor. (Not a time, as two runs
-// decide alike.)
-constexpr uint64_t kMostPlayed = 600'000;
+// Work (Simulation::work) for each operator of the program, and at least: of a first plan, and of the
+// search for another. A million is some 25 ms of a processor.
+constexpr uint64_t kFirstWork = 2000, kLeastFirstWork = 10'000'000;
+constexpr uint64_t kWideWork = 3000, kLeastWideWork = 80'000'000;
+// A play by bytes that needs more for each operator searches so much that it is no good.
+constexpr uint64_t kPlayWork = 900, kLeastPlayWork = 10'000'000;
+// In any other play.
+constexpr uint64_t kMostWork = 200'000'000;
+// Schedules of one policy are tried for a first plan, until one has addresses.
+constexpr uint32_t kFirstTries = 4;
+// Where there is room for a schedule, and yet no addresses, the next has this share of its memory.
+constexpr double kLessForAddresses = 0.97;
+// And where this share of the room is left, it has that, too.
+constexpr double kSpare = 0.01;
 
 // Less than this share of the job's own compute is no gain of a plan.
 constexpr double kLeastPlanGain = 0.01;
@@ -35,16 +46,18 @@ constexpr double kLeastPlanGain = 0.01;
 constexpr double kLittle = 0.002;
 // Of the memory, for the schedules that plans are made of.
 constexpr double kPlanShares[] = {1.06, 1.03, 1, 0.99, 0.98, 0.97, 0.96, 0.94, 0.92, 0.9};
-// With less memory a policy computes more again, so of those that may fit its first are enough.
+// With less memory a policy computes more again, so of those that may fit its first are enough. And
+// after so many plays that cost too much no others are tried.
 constexpr size_t kMostOfPolicy = 3;
+constexpr size_t kMostDear = 3;
 // So many of all of them are tried, the best first.
 constexpr size_t kMostPlans = 12;
-// Local search, from a schedule that repeats that much of a step's compute: so many operators in all
+// Local search, from a schedule that repeats that much of a step's compute: so much work in all
 // plays; how many weights change at once at most, how often that of an operator that is repeated, and
 // by which factor at most, as a logarithm. A larger weight is tried more often there. No weight is
 // further from 1, as costs are added up.
 constexpr double kWorthSearching = 0.1;
-constexpr uint64_t kMostSearched = 1'000'000;
+constexpr uint64_t kMostSearched = 200'000'000;
 constexpr uint32_t kMostChanges = 3;
 constexpr double kOfRepeated = 0.5;
 constexpr double kMostChange = 2;
@@ -58,32 +71,51 @@ constexpr uint64_t kSlabSpare = 32768;
 
 struct Choice {
   int32_t cost;
+  int32_t size;
   double staleness;
-  bool foresight = false;
+  bool foresight;
+  Dealloc dealloc;
+  int32_t room;
 };
-// Of the published policies (dtr_alloc/heuristics.py), and between them.
+// The published policies (dtr_alloc/heuristics.py), and between them. The most promising first, of
+// which the first plan is made: those of DTR's paper are good at chains, and take little work.
 constexpr Choice kChoices[] = {
-    {DTR_COST_MARGINAL, 0.5},         {DTR_COST_NEIGHBORHOOD, 1},
-    {DTR_COST_MARGINAL, 1},           {DTR_COST_COMPONENT, 1},
-    {DTR_COST_NEIGHBORHOOD, 0.5},     {DTR_COST_ANCESTORS, 0.5},
-    {DTR_COST_MARGINAL, 0.5, true},   {DTR_COST_ANCESTORS, 0.5, true},
-    {DTR_COST_NEIGHBORHOOD, 1, true},
+    {DTR_COST_NEIGHBORHOOD, DTR_SIZE_BYTES, 1, false, Dealloc::eager, DTR_ROOM_SINGLE},
+    {DTR_COST_COMPONENT, DTR_SIZE_BYTES, 1, false, Dealloc::eager, DTR_ROOM_SINGLE},
+    {DTR_COST_MARGINAL, DTR_SIZE_BYTES, 0.5, true, Dealloc::lazy, DTR_ROOM_AUTO},
+    {DTR_COST_NEIGHBORHOOD, DTR_SIZE_BYTES, 1, true, Dealloc::lazy, DTR_ROOM_SINGLE},
+    {DTR_COST_MARGINAL, DTR_SIZE_BYTES, 0.5, false, Dealloc::lazy, DTR_ROOM_AUTO},
+    {DTR_COST_NEIGHBORHOOD, DTR_SIZE_BYTES, 1, false, Dealloc::lazy, DTR_ROOM_AUTO},
+    {DTR_COST_MARGINAL, DTR_SIZE_BYTES, 1, false, Dealloc::lazy, DTR_ROOM_AUTO},
+    {DTR_COST_COMPONENT, DTR_SIZE_BYTES, 1, false, Dealloc::lazy, DTR_ROOM_AUTO},
+    {DTR_COST_NEIGHBORHOOD, DTR_SIZE_BYTES, 0.5, false, Dealloc::lazy, DTR_ROOM_AUTO},
+    {DTR_COST_ANCESTORS, DTR_SIZE_BYTES, 0.5, false, Dealloc::lazy, DTR_ROOM_AUTO},
+    {DTR_COST_ANCESTORS, DTR_SIZE_BYTES, 0.5, true, Dealloc::lazy, DTR_ROOM_AUTO},
+    {DTR_COST_COMPONENT, DTR_SIZE_NONE, 1, false, Dealloc::eager, DTR_ROOM_WINDOW},
+    {DTR_COST_NONE, DTR_SIZE_NONE, 1, false, Dealloc::eager, DTR_ROOM_SINGLE},
 };
+constexpr size_t kFirstChoices = 4;
 
-// What a job begins with (marginal) is one of them.
-std::vector<EvictionPolicy> policies(const EvictionPolicy& usual) {
+std::vector<EvictionPolicy> policies() {
   std::vector<EvictionPolicy> all;
   for (const Choice& choice : kChoices) {
-    all.push_back(usual);
-    all.back().dealloc = Dealloc::lazy;
-    all.back().heuristic.cost = choice.cost;
-    all.back().heuristic.foresight = choice.foresight;
-    all.back().heuristic.staleness_exponent = choice.staleness;
+    EvictionPolicy policy;
+    policy.heuristic.select = DTR_SELECT_SCORE;
+    policy.heuristic.cost = choice.cost;
+    policy.heuristic.size = choice.size;
+    policy.heuristic.staleness_exponent = choice.staleness;
+    policy.heuristic.recompute_factor = 1;
+    policy.heuristic.foresight = choice.foresight;
+    policy.room = choice.room;
+    policy.dealloc = choice.dealloc;
+    all.push_back(policy);
   }
   return all;
 }
 
 }  // namespace
+
+uint32_t Rehearsal::candidates() { return std::size(kChoices); }
 
 dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
                                           double most_ns) const {
@@ -124,23 +156,39 @@ double Rehearsal::cost_ns(const Simulation& run) const {
          stage_.room_price.remap_ns * static_cast<double>(run.result.remaps);
 }
 
+Rehearsal::Allowance Rehearsal::allow(uint64_t work) const {
+  return {worked_ + work, std::max(kLeastPlayWork, kPlayWork * program_.calls.size())};
+}
+
+void Rehearsal::simulate(const dtr_runtime_options& options, const Program& program,
+                         uint64_t most_work, Simulation& run) const {
+  run.most_work = most_work;
+  simulate_runtime(options, program, run);
+  worked_ += run.work;
+}
+
 std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, uint64_t budget_bytes,
-                                                double most_ns, uint64_t* peak_bytes) const {
+                                                double most_ns, uint64_t most_work,
+                                                uint64_t* peak_bytes) const {
   Simulation run;
-  simulate_runtime(options_of(policy, budget_bytes, most_ns), program_.view(), run);
-  played_ += program_.workspace_at.size() + run.result.remat_ops;
+  simulate(options_of(policy, budget_bytes, most_ns), program_.view(), most_work, run);
   if (peak_bytes) *peak_bytes = run.result.peak_bytes;
   if (run.result.status != DTR_SIMULATION_OK || cost_ns(run) >= most_ns) return std::nullopt;
   return Found{policy, cost_ns(run), repeats(run), search_ns(run)};
 }
 
-// With all of the memory and with less; none if it fails, or costs as much as most_ns.
-std::optional<Rehearsal::Found> Rehearsal::play_near(const EvictionPolicy& policy,
-                                                     double most_ns) const {
+std::optional<Rehearsal::Found> Rehearsal::usual(const EvictionPolicy& policy) const {
+  return play(policy, stage_.budget_bytes, std::numeric_limits<double>::infinity(), UINT64_MAX);
+}
+
+// None if it fails, or costs as much as most_ns.
+std::optional<Rehearsal::Found> Rehearsal::play_near(const EvictionPolicy& policy, double most_ns,
+                                                     const Allowance& allowance) const {
   Found sum{policy, 0, 0, 0};
   for (const double share : kShares) {
     const auto budget = static_cast<uint64_t>(share * static_cast<double>(stage_.budget_bytes));
-    const std::optional<Found> found = play(policy, budget, kPlays * most_ns - sum.cost_ns);
+    const std::optional<Found> found =
+        play(policy, budget, kPlays * most_ns - sum.cost_ns, work_of_play(allowance));
     if (!found) return std::nullopt;
     sum.cost_ns += found->cost_ns;
     sum.repeats += found->repeats;
@@ -149,38 +197,21 @@ std::optional<Rehearsal::Found> Rehearsal::play_near(const EvictionPolicy& polic
   return Found{policy, sum.cost_ns / kPlays, sum.repeats / kPlays, sum.search_ns / kPlays};
 }
 
-std::optional<Rehearsal::Found> Rehearsal::best_policy(const EvictionPolicy& usual,
-                                                       std::optional<Found> best) const {
-  const uint64_t most_played = played_ + kMostPlayed;
-  for (const EvictionPolicy& policy : policies(usual)) {
-    if (cancelled_ || played_ > most_played) break;
-    const double most_ns = best ? best->cost_ns : std::numeric_limits<double>::infinity();
-    if (std::optional<Found> found = play_near(policy, most_ns)) best = std::move(found);
+std::optional<Rehearsal::Found> Rehearsal::best_policy(const std::vector<EvictionPolicy>& policies,
+                                                       double most_ns,
+                                                       const Allowance& allowance) const {
+  std::optional<Found> best;
+  for (const EvictionPolicy& policy : policies) {
+    if (!is_left(allowance)) break;
+    if (std::optional<Found> found = play_near(policy, best ? best->cost_ns : most_ns, allowance))
+      best = std::move(found);
   }
-  return best;
-}
-
-std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual) const {
-  const auto own_ns = static_cast<double>(program_.cost_ns);
-  const std::optional<Found> first = play_near(usual, std::numeric_limits<double>::infinity());
-  // A plan does what it promises, and leaves little for a policy to gain, but where policies may swap.
-  Found planned = first.value_or(Found{usual, kHopeless * own_ns, kHopeless, 0});
-  // What is searched for is saved, too.
-  planned.cost_ns += planned.search_ns;
-  const double most_ns = planned.cost_ns - kLeastPlanGain * own_ns;
-  plan(planned);
-  const bool is_planned = !planned.plan.calls.empty() && planned.cost_ns <= most_ns;
-  if (is_planned && stage_.swap_bytes == 0) return planned;
-  std::optional<Found> best = best_policy(usual, is_planned ? std::move(planned) : first);
-  const bool has_plan = best && !best->plan.calls.empty();
-  if (best && !has_plan && first && best->cost_ns > first->cost_ns - kLeastGain * own_ns)
-    best.reset();
   return best;
 }
 
 // What it computes again if bytes alone count; none if it fails, or that is as much as most_ns.
 std::optional<double> Rehearsal::play_bytes(const Schedule& schedule, double most_ns,
-                                            Trajectory* trajectory) const {
+                                            uint64_t most_work, Trajectory* trajectory) const {
   dtr_runtime_options options = options_of(schedule.policy, schedule.budget_bytes, most_ns);
   options.space = DTR_SPACE_BYTES;
   options.chunk_bytes = 0;
@@ -195,60 +226,135 @@ std::optional<double> Rehearsal::play_bytes(const Schedule& schedule, double mos
   }
   Simulation run;
   run.trajectory = trajectory;
-  simulate_runtime(options, program, run);
-  played_ += program_.workspace_at.size() + run.result.remat_ops;
+  simulate(options, program, most_work, run);
   if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   return static_cast<double>(run.result.remat_cost);
 }
 
-std::optional<double> Rehearsal::play_to_fit(const Schedule& schedule, double most_ns,
-                                             Trajectory* trajectory) const {
-  const std::optional<double> again_ns = play_bytes(schedule, most_ns, trajectory);
-  if (!again_ns) return std::nullopt;
-  const StepBlocks step(*trajectory, program_.counted_from, program_.counted_from);
-  if (!step.may_fit(stage_.held, limit_of(step, stage_.pool_bytes))) return std::nullopt;
-  return again_ns;
+// What a policy would do if only bytes counted is a schedule. What it keeps without need has no
+// address, so the budget of a schedule is what it needs at once more, or less, than there is room for.
+std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
+                                                 double usual_ns) const {
+  const auto own_ns = static_cast<double>(program_.cost_ns);
+  const uint64_t operators = program_.calls.size();
+  const Allowance allowance = allow(kLeastFirstWork + kFirstWork * operators);
+  const double most_ns = std::min(usual_ns - kLittle * own_ns, kHopeless * own_ns);
+  std::vector<EvictionPolicy> first = policies();
+  first.resize(kFirstChoices);
+  const uint64_t period = program_.counted_from;
+  std::optional<Schedule> best;
+  Trajectory trajectory;
+  for (const EvictionPolicy& policy : first) {
+    if (!has_steps() || !is_left(allowance)) break;
+    ++progress_.tried;
+    const Schedule schedule{policy, stage_.budget_bytes, 0};
+    Trajectory played;
+    const std::optional<double> again_ns =
+        play_bytes(schedule, best ? best->again_ns : most_ns, work_of_play(allowance), &played);
+    if (!again_ns) continue;
+    best = schedule;
+    best->again_ns = *again_ns;
+    trajectory = std::move(played);
+  }
+  std::optional<Found> found;
+  Schedule schedule = best.value_or(Schedule{usual, 0, 0});
+  for (uint32_t tries = 0; best && !found && is_left(allowance); ++tries) {
+    const StepBlocks step(trajectory, period, period);
+    const uint64_t limit = limit_of(step, stage_.pool_bytes), needed = step.bytes_with(stage_.held);
+    const uint64_t spare = limit - std::min(limit, needed);
+    const bool has_spare =
+        tries == 0 && static_cast<double>(spare) > kSpare * static_cast<double>(limit);
+    if (needed <= limit && !has_spare)
+      found = follow(schedule, trajectory, most_ns, work_of_play(allowance));
+    if (found || tries == kFirstTries) break;
+    uint64_t& bytes = schedule.budget_bytes;
+    if (has_spare)
+      bytes += spare;
+    else if (needed > limit)
+      bytes -= std::min(bytes, needed - limit);
+    else
+      bytes = static_cast<uint64_t>(kLessForAddresses * static_cast<double>(bytes));
+    trajectory = {};
+    if (!play_bytes(schedule, most_ns, work_of_play(allowance), &trajectory)) break;
+  }
+  // A plan does what it promises, and leaves little for a policy to gain, but where policies may swap,
+  // or memory for addresses is short.
+  if (found && stage_.swap_bytes == 0 && found->cost_ns <= best->again_ns + kLeastGain * own_ns)
+    return found;
+  first.push_back(usual);
+  const double most_of_policy = found ? found->cost_ns : usual_ns - kLeastGain * own_ns;
+  const std::optional<Found> policy = best_policy(first, most_of_policy, allowance);
+  return policy && policy->cost_ns + policy->search_ns < most_of_policy ? policy : found;
 }
 
-// What a policy would do if only bytes counted is a schedule. What it keeps without need has no
-// address, so that one for some more memory may fit, too. And near the smallest budgets schedules
-// differ by chance. So several are played, and the best one that fits is the plan.
-void Rehearsal::plan(Found& found) const {
+// Near the smallest budgets schedules differ by chance. So several are played, and the best one that
+// fits is the plan.
+std::optional<Rehearsal::Found> Rehearsal::wider(const Found& known) const {
+  const auto own_ns = static_cast<double>(program_.cost_ns);
+  const uint64_t work = std::max(kLeastWideWork, kWideWork * program_.calls.size());
+  const Allowance of_plans = allow(work);
   const uint64_t period = program_.counted_from;
-  if (period == 0 || program_.calls.size() < 3 * period) return;
-  const uint64_t most_played = played_ + kMostPlayed;
-  const auto goes_on = [&] { return !cancelled_ && played_ < most_played; };
+  const double most_ns =
+      std::min(known.cost_ns + known.search_ns - kLittle * own_ns, kHopeless * own_ns);
   std::vector<Schedule> schedules;
-  for (const EvictionPolicy& policy : policies(found.policy)) {
-    size_t fit = 0;
+  progress_.tried = 0;
+  for (const EvictionPolicy& policy : policies()) {
+    if (!has_steps() || !is_left(of_plans)) break;
+    ++progress_.tried;
+    size_t fit = 0, dear = 0;
     for (const double share : kPlanShares) {
-      if (!goes_on() || fit == kMostOfPolicy) break;
+      if (!is_left(of_plans) || fit == kMostOfPolicy || dear == kMostDear) break;
       const double bytes = share * static_cast<double>(stage_.budget_bytes);
       Schedule schedule{policy, static_cast<uint64_t>(bytes), 0};
       Trajectory trajectory;
-      const std::optional<double> again_ns = play_to_fit(schedule, found.cost_ns, &trajectory);
-      if (!again_ns) continue;
+      const uint64_t before = worked_, most_work = work_of_play(of_plans);
+      const std::optional<double> again_ns = play_bytes(schedule, most_ns, most_work, &trajectory);
+      if (worked_ - before > most_work) break;
+      if (!again_ns) {
+        ++dear;
+        continue;
+      }
+      const StepBlocks step(trajectory, period, period);
+      if (step.bytes_with(stage_.held) > limit_of(step, stage_.pool_bytes)) continue;
       schedule.again_ns = *again_ns;
       schedules.push_back(schedule);
       ++fit;
     }
   }
-  plan_by(schedules, found);
+  std::optional<Found> planned = plan_by(schedules, most_ns);
+  if ((planned || known.has_plan()) && stage_.swap_bytes == 0) return planned;
+  const double gain_ns = known.has_plan() ? 0 : kLeastGain * own_ns;
+  const Allowance of_policies = allow(work);
+  const double most_of_policy = planned ? planned->cost_ns : known.cost_ns - gain_ns;
+  const std::optional<Found> policy = best_policy(policies(), most_of_policy, of_policies);
+  return policy && policy->cost_ns + policy->search_ns < most_of_policy ? policy : planned;
 }
 
-void Rehearsal::plan_by(std::vector<Schedule>& schedules, Found& found) const {
+std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual, double usual_ns,
+                                                bool any) const {
+  std::optional<Found> found = first(usual, usual_ns);
+  first_work_ = worked_;
+  if (found && any) return found;
+  if (std::optional<Found> more = wider(found ? *found : Found{usual, usual_ns, 0, 0}))
+    found = std::move(more);
+  return found;
+}
+
+std::optional<Rehearsal::Found> Rehearsal::plan_by(std::vector<Schedule>& schedules,
+                                                   double most_ns) const {
   std::stable_sort(schedules.begin(), schedules.end(),
                    [](const Schedule& a, const Schedule& b) { return a.again_ns < b.again_ns; });
-  for (size_t i = 0; i < schedules.size() && i < kMostPlans && !cancelled_; ++i) {
-    if (schedules[i].again_ns >= found.cost_ns - kLittle * static_cast<double>(program_.cost_ns))
-      return;
+  const double little_ns = kLittle * static_cast<double>(program_.cost_ns);
+  std::optional<Found> best;
+  for (size_t i = 0; i < schedules.size() && i < kMostPlans && !progress_.cancelled; ++i) {
+    const double less_ns = best ? best->cost_ns - little_ns : most_ns;
+    if (schedules[i].again_ns >= less_ns) break;
     Trajectory trajectory;
-    play_bytes(schedules[i], found.cost_ns, &trajectory);
-    std::optional<Found> planned = follow(schedules[i].policy, trajectory, found.cost_ns);
-    if (!planned) continue;
-    found = std::move(*planned);
-    found.schedule_bytes = schedules[i].budget_bytes;
+    play_bytes(schedules[i], less_ns, kMostWork, &trajectory);
+    if (std::optional<Found> planned = follow(schedules[i], trajectory, less_ns, kMostWork))
+      best = std::move(planned);
   }
+  return best;
 }
 
 // A policy evicts the less of an operator, the more the operator is said to cost. So any weights make a
@@ -259,15 +365,18 @@ std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
   constexpr auto kMostNs = static_cast<double>(INT64_MAX);
   if (known.repeats < kWorthSearching || own_ns > kMostNs / (4 * kMostWeight)) return std::nullopt;
   const uint64_t period = program_.counted_from;
-  const uint64_t first_played = played_;
+  const Allowance allowance = allow(kMostSearched);
   Schedule here{known.policy, known.schedule_bytes, kHopeless * own_ns,
                 std::vector<double>(period, 1)};
   std::vector<Schedule> better;
   std::vector<uint64_t> repeated;  // operators of the step, as often as they are
   const auto go_to = [&](const Schedule& next, double most_ns) {
     Trajectory trajectory;
-    const std::optional<double> again_ns = play_to_fit(next, most_ns, &trajectory);
+    const std::optional<double> again_ns =
+        play_bytes(next, most_ns, work_of_play(allowance), &trajectory);
     if (!again_ns) return;
+    const StepBlocks step(trajectory, period, period);
+    if (step.bytes_with(stage_.held) > limit_of(step, stage_.pool_bytes)) return;
     here = next;
     here.again_ns = *again_ns;
     if (better.empty() || here.again_ns < better.back().again_ns) better.push_back(here);
@@ -279,7 +388,7 @@ std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
   const auto below = [&](size_t count) { return random() % count; };
   const auto share = [&] { return static_cast<double>(random()) / std::minstd_rand::max(); };
   go_to(Schedule(here), here.again_ns);
-  while (!cancelled_ && played_ - first_played < kMostSearched) {
+  while (is_left(allowance)) {
     Schedule next = here;
     for (size_t changes = 1 + below(kMostChanges); changes > 0; --changes) {
       const bool of_repeated = share() < kOfRepeated && !repeated.empty();
@@ -289,13 +398,10 @@ std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
       weight = std::clamp(weight * std::exp(change), 1 / kMostWeight, kMostWeight);
     }
     const double left =
-        1 - static_cast<double>(played_ - first_played) / static_cast<double>(kMostSearched);
+        static_cast<double>(allowance.end - worked_) / static_cast<double>(kMostSearched);
     go_to(next, (1 + kMostWorse * left * share()) * here.again_ns);
   }
-  Found found{known.policy, known.cost_ns - kLeastPlanGain * own_ns, known.repeats, 0};
-  plan_by(better, found);
-  if (found.plan.calls.empty()) return std::nullopt;
-  return found;
+  return plan_by(better, known.cost_ns - kLeastPlanGain * own_ns);
 }
 
 uint64_t Rehearsal::limit_of(const StepBlocks& step, uint64_t budget_bytes) const {
@@ -308,9 +414,9 @@ uint64_t Rehearsal::limit_of(const StepBlocks& step, uint64_t budget_bytes) cons
 
 // The plan of a trajectory's step, if it costs less in the heap. The first step that follows it
 // brings things in place, so the one behind it counts.
-std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
-                                                  const Trajectory& trajectory,
-                                                  double most_ns) const {
+std::optional<Rehearsal::Found> Rehearsal::follow(const Schedule& schedule,
+                                                  const Trajectory& trajectory, double most_ns,
+                                                  uint64_t most_work) const {
   const uint64_t period = program_.counted_from;
   const StepBlocks step(trajectory, period, period);
   std::optional<StepPlan> plan = step.lay_out(stage_.held, limit_of(step, stage_.pool_bytes));
@@ -340,16 +446,17 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const EvictionPolicy& policy,
   };
   Program program = program_.view();
   program.counted_from = 2 * period;
-  dtr_runtime_options options =
-      options_of(policy, stage_.budget_bytes, kHopeless * static_cast<double>(program_.cost_ns));
+  dtr_runtime_options options = options_of(schedule.policy, stage_.budget_bytes,
+                                           kHopeless * static_cast<double>(program_.cost_ns));
   options.swap_bytes = 0;
-  simulate_runtime(options, program, run);
+  simulate(options, program, most_work, run);
   if (!fits || run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   // One step counted, as many as the program has.
   const auto share = static_cast<double>(program.operators / period - 1) /
                      static_cast<double>(program.operators / period - 2);
-  Found found{policy, share * (cost_ns(run) + search_ns(run)), share * repeats(run), 0,
-              std::move(*plan)};
+  Found found{schedule.policy,      share * (cost_ns(run) + search_ns(run)),
+              share * repeats(run), 0,
+              std::move(*plan),     schedule.budget_bytes};
   if (found.cost_ns >= most_ns) return std::nullopt;
   return found;
 }
@@ -360,20 +467,20 @@ std::optional<Rehearsal::Budget> Rehearsal::least_budget(const EvictionPolicy& p
   const double most_ns = most_repeats * static_cast<double>(program_.cost_ns) + 1;
   // Without a limit nothing is computed again.
   uint64_t peak = 0;
-  if (!play(policy, UINT64_MAX, std::numeric_limits<double>::infinity(), &peak))
+  if (!play(policy, UINT64_MAX, std::numeric_limits<double>::infinity(), UINT64_MAX, &peak))
     return std::nullopt;
   peak = std::max(peak, least);
   uint64_t low = std::max(stage_.budget_bytes, least), high = peak;
   if (peak <= stage_.budget_bytes) return std::nullopt;
-  if (low == stage_.budget_bytes && play(policy, low, most_ns)) return std::nullopt;
+  if (low == stage_.budget_bytes && play(policy, low, most_ns, kMostWork)) return std::nullopt;
   const uint64_t enough = std::max<uint64_t>((high - low) / 50, 1);
-  while (high - low > enough && !cancelled_) {
+  while (high - low > enough && !progress_.cancelled) {
     const uint64_t middle = low + (high - low) / 2;
-    (play(policy, middle, most_ns) ? high : low) = middle;
+    (play(policy, middle, most_ns, kMostWork) ? high : low) = middle;
   }
   const auto more = static_cast<uint64_t>(kMargin * static_cast<double>(high));
   for (const uint64_t bytes : {std::min(more, peak), high, peak})
-    if (const std::optional<Found> found = play(policy, bytes, most_ns))
+    if (const std::optional<Found> found = play(policy, bytes, most_ns, kMostWork))
       return Budget{bytes, found->repeats, peak};
   return std::nullopt;
 }

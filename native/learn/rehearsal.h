@@ -39,14 +39,22 @@ struct Stage {
   std::vector<HeldBlock> held;
 };
 
+// How far a search is, for others to see; and whether they want no more of it.
+struct SearchProgress {
+  std::atomic<bool> cancelled{false};
+  std::atomic<uint32_t> tried{0};  // policies, the one that is played included
+};
+
+// Its work is counted alike everywhere (Simulation::work), and bounded: so two searches of one program
+// find the same.
 class Rehearsal {
  public:
   // Less than this share of the job's own compute is no gain that shows.
   static constexpr double kLeastGain = 0.03;
 
-  // cancelled: ends what is asked for between two plays, with what is known by then.
-  Rehearsal(const OwnedProgram& program, const Stage& stage, const std::atomic<bool>& cancelled)
-      : program_(program), stage_(stage), cancelled_(cancelled) {}
+  // progress.cancelled: ends what is asked for between two plays, with what is known by then.
+  Rehearsal(const OwnedProgram& program, const Stage& stage, SearchProgress& progress)
+      : program_(program), stage_(stage), progress_(progress) {}
 
   struct Found {
     EvictionPolicy policy;
@@ -55,16 +63,26 @@ class Rehearsal {
     double search_ns;    // to choose what to evict, beside the cost; 0: a plan's is part of it
     StepPlan plan = {};  // to follow beside the policy; without calls there is none
     uint64_t schedule_bytes = 0;  // with so many was its schedule played
+    bool has_plan() const { return !plan.calls.empty(); }
   };
   // By a policy as it is; none if it does not play the program to its end.
-  std::optional<Found> usual(const EvictionPolicy& policy) const {
-    return play(policy, stage_.budget_bytes, std::numeric_limits<double>::infinity());
-  }
-  // A plan, or else the best policy found. None if no policy plays the program to its end, or what
-  // `usual` costs more is no gain.
-  std::optional<Found> best(const EvictionPolicy& usual) const;
+  std::optional<Found> usual(const EvictionPolicy& policy) const;
+  // The most promising policies by bytes, and a plan of the best one's schedule. None if that costs
+  // no less than the job's usual policy, which is said to cost so much.
+  std::optional<Found> first(const EvictionPolicy& usual, double usual_ns) const;
+  // A plan, or else a policy, that costs less than one that is known: by all policies, with more
+  // memory and with less.
+  std::optional<Found> wider(const Found& known) const;
   // A plan that costs less than one that was found, by local search from its schedule on.
   std::optional<Found> better(const Found& known) const;
+  // What first() and wider() find one after the other. any: the second only if the first one finds
+  // nothing.
+  std::optional<Found> best(const EvictionPolicy& usual, double usual_ns, bool any = false) const;
+
+  // Of best(), until it had the first.
+  uint64_t first_work() const { return first_work_; }
+
+  static uint32_t candidates();  // policies
 
   struct Budget {
     uint64_t bytes;
@@ -78,42 +96,54 @@ class Rehearsal {
                                      uint64_t least) const;
 
  private:
-  // Of the published policies, with what is dead kept, until enough operators were played. best: what
-  // `usual` gives.
-  std::optional<Found> best_policy(const EvictionPolicy& usual, std::optional<Found> best) const;
-  std::optional<Found> play_near(const EvictionPolicy& policy, double most_ns) const;
-  // Gives it a plan, and the policy that this is made by, if that costs less.
-  void plan(Found& found) const;
+  // Work up to `end` in all, and so much for a play.
+  struct Allowance {
+    uint64_t end, play;
+  };
+  Allowance allow(uint64_t work) const;
+  bool is_left(const Allowance& of) const { return !progress_.cancelled && worked_ < of.end; }
+  uint64_t work_of_play(const Allowance& of) const {
+    return is_left(of) ? std::min(of.end - worked_, of.play) : 0;
+  }
   struct Schedule {
     EvictionPolicy policy;
     uint64_t budget_bytes;
     double again_ns;
     std::vector<double> weights = {};  // by operator of the step, if its cost is taken for another
   };
-  // Gives it the plan of the schedule that repeats least of those that fit, if that costs less.
-  void plan_by(std::vector<Schedule>& schedules, Found& found) const;
-  std::optional<double> play_bytes(const Schedule& schedule, double most_ns,
+  bool has_steps() const {
+    return program_.counted_from > 0 && program_.calls.size() >= 3 * program_.counted_from;
+  }
+  // The policy that costs least of some, in the heap; none if none costs less than most_ns.
+  std::optional<Found> best_policy(const std::vector<EvictionPolicy>& policies, double most_ns,
+                                   const Allowance& allowance) const;
+  // With all of the memory and with less.
+  std::optional<Found> play_near(const EvictionPolicy& policy, double most_ns,
+                                 const Allowance& allowance) const;
+  // The plan of the schedule that repeats least of those that fit; none if it costs most_ns.
+  std::optional<Found> plan_by(std::vector<Schedule>& schedules, double most_ns) const;
+  std::optional<double> play_bytes(const Schedule& schedule, double most_ns, uint64_t most_work,
                                    Trajectory* trajectory) const;
-  // Likewise; none, either, if its blocks cannot have addresses.
-  std::optional<double> play_to_fit(const Schedule& schedule, double most_ns,
-                                    Trajectory* trajectory) const;
   // What of a budget is left for blocks that are no slabs'.
   uint64_t limit_of(const StepBlocks& step, uint64_t budget_bytes) const;
-  std::optional<Found> follow(const EvictionPolicy& policy, const Trajectory& trajectory,
-                              double most_ns) const;
+  std::optional<Found> follow(const Schedule& schedule, const Trajectory& trajectory,
+                              double most_ns, uint64_t most_work) const;
   dtr_runtime_options options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
                                  double most_ns) const;
   double repeats(const Simulation& run) const;
   double cost_ns(const Simulation& run) const;
   double search_ns(const Simulation& run) const;
-  // What it costs beside the job's own; none if it fails, or costs as much as `most_ns`.
+  void simulate(const dtr_runtime_options& options, const Program& program, uint64_t most_work,
+                Simulation& run) const;
+  // What it costs beside the job's own; none if it fails, or costs as much as `most_ns`, or takes
+  // more work.
   std::optional<Found> play(const EvictionPolicy& policy, uint64_t budget_bytes, double most_ns,
-                            uint64_t* peak_bytes = nullptr) const;
+                            uint64_t most_work, uint64_t* peak_bytes = nullptr) const;
 
   const OwnedProgram& program_;
   const Stage& stage_;
-  const std::atomic<bool>& cancelled_;
-  mutable uint64_t played_ = 0;  // operators
+  SearchProgress& progress_;
+  mutable uint64_t worked_ = 0, first_work_ = 0;
 };
 
 }  // namespace dtr

@@ -1,5 +1,5 @@
 // rehearse_api.cpp: what a job would learn, from its op log.
-#include <atomic>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -145,7 +145,7 @@ void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehe
   heard.append(Records(log).all());
   if (heard.operators() == 0) return;
   const StepLog::Repetition step = heard.repetition();
-  const std::atomic<bool> never{false};
+  SearchProgress progress;
   EvictionPolicy policy;
   policy.heuristic = options.runtime.common.heuristic;
   policy.room = options.runtime.room;
@@ -154,14 +154,16 @@ void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehe
   {
     const OwnedProgram program = heard.whole(step);
     const Stage stage = stage_of(options, 0);
-    usual = Rehearsal(program, stage, never).usual(policy);
+    usual = Rehearsal(program, stage, progress).usual(policy);
   }
   const OwnedProgram program = heard.last_steps(step);
   const Stage stage = stage_of(options, program.constant_bytes);
   if (options.learn) {
-    const Rehearsal rehearsal(program, stage, never);
-    learned = rehearsal.best(policy);
-    if (options.learn > 1 && learned && !learned->plan.calls.empty())
+    const Rehearsal rehearsal(program, stage, progress);
+    learned = rehearsal.best(policy, usual ? usual->cost_ns + usual->search_ns
+                                           : std::numeric_limits<double>::infinity());
+    out.first_work = rehearsal.first_work();
+    if (options.learn > 1 && learned && learned->has_plan())
       if (std::optional<Rehearsal::Found> better = rehearsal.better(*learned))
         learned = std::move(better);
   }
@@ -175,7 +177,7 @@ void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehe
     out.usual_repeated = usual->repeats;
     out.usual_cost = usual->cost_ns / own_ns;
   }
-  out.is_planned = learned && !learned->plan.calls.empty();
+  out.is_planned = learned && learned->has_plan();
   if (!learned) learned = usual;
   if (!learned) return;
   out.learned_repeated = learned->repeats;
@@ -193,7 +195,7 @@ extern "C" int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int6
   // A run without a limit checks everything that both take.
   const int32_t status = dtr::guard([&] {
     dtr::require(out, "out");
-    *out = {0, 0, 0, -1, -1, -1, -1, 0};
+    *out = {0, 0, 0, -1, -1, -1, -1, 0, 0};
     dtr::require(options, "options");
     dtr::require_between("space", options->runtime.space, DTR_SPACE_HEAP, DTR_SPACE_FIXED);
     dtr::require_between("maps_on", options->maps_on, -1, 1);

@@ -57,8 +57,8 @@ class Coach {
   virtual void ran_again() = 0;
   // What the first executions of a step cost; 0: no step is known.
   virtual int64_t step_ns() const = 0;
-  // DTR_LEARNING_...
-  virtual int32_t learning() const = 0;
+  // Where it is, for dtr_engine_stats.
+  virtual void describe(dtr_engine_stats* out) const = 0;
   // at: where the thread that calls found no room, which is played, too; null: it is only slow.
   // Takes seconds at most.
   virtual Advice advise(double most_slowness, const Shortage* at,

@@ -454,7 +454,7 @@ void Engine::get_stats(dtr_engine_stats* out, dtr_pool_stats* pools, uint64_t ca
   out->storage_accesses += cost_model_.visited_components();
   out->peak_kept_bytes = memory_use_.peak_bytes();
   out->evictable_bytes = graph_.candidate_bytes;
-  out->learning = coach_ ? coach_->learning() : DTR_LEARNING_NOTHING;
+  if (coach_) coach_->describe(out);
 }
 
 void Engine::set_costs(const dtr_cost* costs, uint64_t count) {

@@ -35,6 +35,9 @@ enum Trace : int64_t { allocate, free_temporary, result };
 struct Thrash {};
 // What does not count is no reason to end before it has repeated so many times what it computes.
 constexpr int64_t kMostTimes = 8;
+// Beside visits to storages: for each score, and for each operator by bytes and in a heap.
+constexpr uint64_t kScoreWork = 16;
+constexpr uint64_t kOperatorWork = 150, kOperatorInHeapWork = 300;
 
 // Checks what operators allocate; results: how many each has. Returns the bytes of all temporaries,
 // with 512 for each.
@@ -347,6 +350,17 @@ class RuntimeSimulation final : private Observer {
       closures_[id] = &of;
     }
     out_.result.model_cost += of.cost;
+    ++operators_;
+    count_work();
+  }
+
+  void count_work() {
+    dtr_engine_stats engine;
+    engine_.get_stats(&engine);
+    const uint64_t each = options_.space == DTR_SPACE_BYTES ? kOperatorWork : kOperatorInHeapWork;
+    out_.work = engine.storage_accesses + kScoreWork * engine.evaluations +
+                each * (operators_ + out_.result.remat_ops);
+    if (out_.work > out_.most_work) throw Thrash{};
   }
 
   int64_t told_cost(const Instruction& of) const {
@@ -456,6 +470,7 @@ class RuntimeSimulation final : private Observer {
     out_.result.remat_cost += of.cost;
     ++out_.result.remat_ops;
     out_.result.collateral += revived - 1;
+    count_work();
     int64_t most = options_.common.max_recompute;
     if (most < 0) return;
     if (!is_counting_) most = std::max(most, kMostTimes * out_.result.model_cost);
@@ -664,6 +679,7 @@ class RuntimeSimulation final : private Observer {
   std::vector<const Instruction*> closures_;  // by the engine's op ids
   std::vector<uint64_t> storage_tensors_;     // by the engine's storage ids
   uint64_t tensors_ = 0;                      // of the log, so far
+  uint64_t operators_ = 0;                    // first executions
   uint64_t serials_ = 0;
   // Of the op in flight; kept to be released if it does not come to its end.
   std::vector<SimulatedTensor*> ahead_;

@@ -17,6 +17,11 @@ struct Simulation {
   dtr_simulation_result result{};
   std::string decisions;             // joined by newlines, see dtr_simulation_decisions
   Trajectory* trajectory = nullptr;  // if it is wanted
+  // On the engine, what the run takes, counted alike everywhere: one for a visit to a storage (some 25
+  // ns), more for a score and for an operator (runtime.cpp). One that takes more than the most ends
+  // as if it thrashed.
+  uint64_t most_work = UINT64_MAX;
+  uint64_t work = 0;
   // A plan to follow from one operator of the program on, given what is in memory there.
   uint64_t plan_from = 0;
   std::function<StepPlan(const std::vector<NamedBlock>&)> make_plan;

@@ -96,11 +96,12 @@ enum {
 enum {
   DTR_LEARNING_NOTHING = 0, /* no policy is learned: none was asked for, or there are several pools,
                                 or no memory or thread for it */
-  DTR_LEARNING_LISTENS = 1, /* no step has been repeated often enough */
+  DTR_LEARNING_RECORDS = 1, /* no step has been repeated often enough */
   DTR_LEARNING_RESTS = 2,   /* next to nothing is computed again */
-  DTR_LEARNING_PLAYS = 3,   /* it is played in other ways */
-  DTR_LEARNING_FOLLOWS = 4, /* a policy or a plan was found, and is followed */
-  DTR_LEARNING_NO_BETTER = 5 /* none that was found costs less than the options' policy */
+  DTR_LEARNING_SEARCHES = 3,       /* it is played in other ways */
+  DTR_LEARNING_FOLLOWS_POLICY = 4, /* one was found, and is followed, */
+  DTR_LEARNING_FOLLOWS_PLAN = 5,   /* or a plan */
+  DTR_LEARNING_NO_BETTER = 6       /* none that was found costs less than the options' policy */
 };
 
 /* What dtr_engine_options.tiny_bytes is for jobs. */
@@ -187,6 +188,11 @@ typedef struct dtr_engine_stats {
   uint64_t evictable_bytes;  /* of contents that may be evicted, those in use by an operator too */
   uint64_t twice_cost_ns;    /* of recompute_cost_ns, what was computed again before */
   int32_t learning;          /* DTR_LEARNING_... */
+  uint64_t policies_tried;   /* while it searches, */
+  uint64_t policies;         /* and how many there are */
+  uint64_t followed_since_step; /* while it follows; 1 and more */
+  double followed_repeats;      /* and what a step computes again then, as promised, in terms of its
+                                   own compute */
 } dtr_engine_stats;
 
 /* What calls of one signature cost: the operator, the shapes, strides, dtypes and devices

@@ -180,7 +180,8 @@ typedef struct dtr_rehearsal_result {
   double usual_cost;     /* and with what is moved and mapped */
   double learned_repeated; /* likewise by what is learned; if that is no better, the same */
   double learned_cost;
-  int32_t is_planned; /* 1: what is learned is a plan with addresses, not a policy */
+  int32_t is_planned;  /* 1: what is learned is a plan with addresses, not a policy */
+  uint64_t first_work; /* of the search for the first plan, as Simulation::work counts it */
 } dtr_rehearsal_result;
 
 /* Finds the step that a program repeats, plays it, and writes what it costs. The program's arguments
