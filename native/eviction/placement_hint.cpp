@@ -14,23 +14,12 @@ namespace {
 constexpr double kFirstStep = 2;
 constexpr double kLastStep = 1.0 / 16;
 
-struct Running {
-  const PlacementHint* of = nullptr;  // null: nothing runs, or what it makes becomes constant
-  int64_t cost_ns = 0;                // 0: not known; then the bytes decide
-  uint64_t input_bytes = 0;
-};
+}  // namespace
 
-struct OfThread {
-  Running op;
-  Running step;
-};
-
-OfThread& of_thread() {
-  thread_local OfThread running;
+PlacementHint::Running& PlacementHint::running_of_thread() {
+  thread_local Running running;
   return running;
 }
-
-}  // namespace
 
 bool MedianDensity::is_below(double cost_ns, double bytes) {
   const double reading = std::log2(cost_ns / bytes);
@@ -62,27 +51,18 @@ void PlacementHint::op_cost(uint64_t call, int64_t cost_ns) {
 
 void PlacementHint::op_begins(uint64_t call, int64_t cost_ns,
                               std::optional<uint64_t> input_bytes) const {
-  of_thread().op = {};
+  running_of_thread() = {};
   if (!input_bytes) return;
-  of_thread().op = {this, cost_ns >= 0 ? std::max<int64_t>(cost_ns, 1) : known_cost_ns(call),
-                    *input_bytes};
+  running_of_thread() = {this, cost_ns >= 0 ? std::max<int64_t>(cost_ns, 1) : known_cost_ns(call),
+                         *input_bytes};
 }
 
 void PlacementHint::step_begins(int64_t cost_ns) const {
-  if (is_used()) of_thread().step = {this, std::max<int64_t>(cost_ns, 1), 0};
-}
-
-void PlacementHint::op_ends() const {
-  if (is_used()) of_thread().op = {};
-}
-
-void PlacementHint::step_ends() const {
-  if (is_used()) of_thread().step = {};
+  if (is_used()) running_of_thread() = {this, std::max<int64_t>(cost_ns, 1), 0};
 }
 
 int32_t PlacementHint::hint_for(const dtr_pool* pool, uint8_t device_type, uint64_t size_bytes) {
-  const OfThread& running = of_thread();
-  const Running& op = running.step.of == this ? running.step : running.op;
+  const Running& op = running_of_thread();
   if (op.of != this || size_bytes == 0) return DTR_HINT_EXPENSIVE;
   const int64_t cost_ns =
       op.cost_ns > 0 ? op.cost_ns : CostTable::prior(op.input_bytes + size_bytes, device_type);

@@ -32,10 +32,16 @@ class MedianDensity {
   std::atomic<double> log2_{0};
 };
 
-// What one engine's operators cost, for the requests that they make. An operator is in progress on
-// the thread that began it.
+// What one engine's operators cost, for the requests that they make.
 class PlacementHint {
  public:
+  // What a thread runs (run/current_op.h).
+  struct Running {
+    const PlacementHint* of = nullptr;  // null: nothing, or what it makes becomes constant
+    int64_t cost_ns = 0;                // 0: not known; then the bytes decide
+    uint64_t input_bytes = 0;
+  };
+
   // One that uses hints. Said before anything runs.
   void add_pool(const dtr_pool* pool) { pools_.emplace_back(pool); }
   bool is_used() const { return !pools_.empty(); }
@@ -47,10 +53,8 @@ class PlacementHint {
   void op_cost(uint64_t call, int64_t cost_ns);
 
   // ---- by the thread of the operator ----
-  // A rematerialization; an operator that needs it waits meanwhile.
-  void step_begins(int64_t cost_ns) const;
-  void op_ends() const;
-  void step_ends() const;
+  static Running& running_of_thread();
+  void step_begins(int64_t cost_ns) const;  // of a rematerialization
   // DTR_HINT_... for a request of this thread to one of the pools, of a device of this type.
   int32_t hint_for(const dtr_pool* pool, uint8_t device_type, uint64_t size_bytes);
 

@@ -291,9 +291,10 @@ bool Engine::make_way(Storage* storage, const void* begin, const void* end, Defe
 }
 
 // A2 of step_plan.h. wanted: what somebody asked for now, and may not have locked.
-void Engine::evict_last_used(Transaction& call, const Storage* wanted) {
+void Engine::evict_last_used(const PlanFollower::Running& ran, Transaction& call,
+                             const Storage* wanted) {
   if (!plan_.is_on()) return;
-  plan_.take_last_used(&last_used_);
+  plan_.take_last_used(ran, &last_used_);
   for (const void* address : last_used_) {
     Storage* storage = graph_.by_address.find(address);
     if (storage && storage != wanted && is_candidate(storage) && search_.is_free_to_go(storage))

@@ -181,14 +181,14 @@ class Engine final {
              std::unique_lock<EngineMutex>& lock);
   bool make_way(Storage* storage, const void* begin, const void* end, Deferred& deferred);
   void note_pins(void* handle, uint32_t pins);
-  void evict_last_used(Transaction& call, const Storage* wanted = nullptr);
+  void evict_last_used(const PlanFollower::Running& ran, Transaction& call,
+                       const Storage* wanted = nullptr);
   void move_held(Transaction& call);
   bool move_held(Storage* storage, const void* address, Transaction& call);
   bool move_aside(Storage* storage, const void* begin, const void* end, Transaction& call);
   void keep_spare(uint64_t tensors) const;
   void start(Frame& frame, Transaction& call);
   void begin_within(Frame& frame);
-  static void end_within(Frame& frame);
   void keep(Frame& frame, bool on);
   void hire_coach(Deferred& deferred);
   void follow(const EvictionPolicy& policy);

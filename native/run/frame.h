@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "call_timer.h"
+#include "current_op.h"
 #include "dtr/framework.h"
 #include "graph/op_call.h"
 #include "oplog/op_log_recorder.h"
@@ -22,6 +23,7 @@ struct Frame : OpCall {
   int64_t told_ns = -1;  // what the op will cost, if that is known beforehand: simulations
   std::vector<dtr_tensor_desc> results;
   CallTiming timing;
+  CurrentOp outer;        // what its thread ran before the op
   uint64_t returned = 0;  // the id of a storage that came back from host memory for the op
   bool keeps = false;     // brings everything back: until then nothing live is evicted
   Rematerialization remat;

@@ -64,11 +64,12 @@ int32_t Engine::op_reads(Frame& frame, const void* tensor) {
 int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                        void* closure) {
   if (!frame.open) throw StateError("dtr_op_end: no op was begun");
-  recorder_.stop(frame, cost_ns < 0);
+  const PlanFollower::Running ran = PlanFollower::running_of_thread();
+  OpRecorder::stop(frame, cost_ns < 0);
   Transaction call(*this);
   if (results > kManyResults) keep_spare(results);
   const int64_t id = recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
-  evict_last_used(call);
+  evict_last_used(ran, call);
   if (coach_) coach_->op_ended(call.deferred, call.lock);
   memory_use_.look_for_peak();
   look_at_repeats(call);
@@ -113,14 +114,7 @@ bool Engine::remat_want(Frame& frame, void* handle) {
 // A rematerialization that is not for the frame's op.
 void Engine::begin_within(Frame& frame) {
   waiting_.begin_request();
-  if (!frame.remat.stack.empty()) return;
-  frame.remat.is_within = true;
-  frame.remat.outer_planned = PlanFollower::running_of_thread();
-}
-
-void Engine::end_within(Frame& frame) {
-  if (std::exchange(frame.remat.is_within, false))
-    PlanFollower::running_of_thread() = frame.remat.outer_planned;
+  if (frame.remat.stack.empty()) frame.remat.is_within = true;
 }
 
 // Nothing live is evicted while a frame brings everything back.
@@ -161,7 +155,7 @@ int64_t Engine::remat_next(Frame& frame) {
   };
   for (;;) {
     const int64_t id = rematerializer_.next(frame.remat, std::cref(swap_in), call.deferred);
-    if (id == 0) end_within(frame);
+    if (id == 0) frame.remat.is_within = false;
     if (id != Rematerializer::kRefused) return id;
     call.lock.unlock();
     rematerializer_.hold_refused(frame.remat);
@@ -171,8 +165,7 @@ int64_t Engine::remat_next(Frame& frame) {
 
 void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   if (!frame.remat.step_open) throw StateError("dtr_remat_commit: no step is in progress");
-  hints_.step_ends();
-  PlanFollower::op_ends();
+  const PlanFollower::Running ran = PlanFollower::running_of_thread();
   Transaction call(*this);
   std::vector<Rematerializer::Held> held = rematerializer_.hold(frame.remat);
   const Storage* const target = frame.remat.stack.back().target;
@@ -180,17 +173,15 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   rematerializer_.retain(held, call.deferred);
   call.lock.lock();
   rematerializer_.commit(frame.remat, held, tensors, results, call.deferred);
-  evict_last_used(call, target);
+  evict_last_used(ran, call, target);
   if (coach_) coach_->ran_again();
   look_at_repeats(call);
 }
 
 void Engine::remat_abort(Frame& frame) {
-  hints_.step_ends();
-  PlanFollower::op_ends();
   Transaction call(*this);
   rematerializer_.abort(frame.remat, call.deferred);
-  end_within(frame);
+  frame.remat.is_within = false;
   keep(frame, false);
 }
 

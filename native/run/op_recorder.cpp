@@ -266,6 +266,7 @@ void OpRecorder::about_to_run(Frame& frame) {
   if (frame.log.open) parts_.op_log.runs(frame.log);
   parts_.streams.before_use(frame);
   timer_.decide(frame.timing, frame, frame.signature.value(), frame.told_ns >= 0);
+  frame.outer = CurrentOp::of_thread();
   running_op_of_thread() = frame.op_key;
   if (parts_.hints.is_used()) {
     frame.call = frame.signature.value();
@@ -469,8 +470,7 @@ Storage* OpRecorder::new_result(Frame& frame, const dtr_tensor_desc& desc, Defer
 }
 
 void OpRecorder::abort(Frame& frame, bool started, Deferred& deferred) {
-  running_op_of_thread() = 0;
-  parts_.hints.op_ends();
+  if (frame.runs) frame.outer.put_back();
   frame.timing.is_due = false;
   WaitingInputs::set_waiting(frame, false);
   if (frame.log.open) OpLogRecorder::stops();

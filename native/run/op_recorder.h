@@ -68,10 +68,8 @@ class OpRecorder {
   // record.
   int32_t reads_inside(Frame& frame, const void* tensor, Deferred& deferred);
   // Right after the op ran, without the mutex. is_measured: its cost is what the clock says.
-  void stop(Frame& frame, bool is_measured) const {
-    running_op_of_thread() = 0;
-    parts_.hints.op_ends();
-    PlanFollower::op_ends();
+  static void stop(Frame& frame, bool is_measured) {
+    frame.outer.put_back();
     CallTimer::stop(frame.timing, is_measured);
   }
   // It ran. The id of its record, 0 if there is none. cost_ns: below 0 if it was measured.

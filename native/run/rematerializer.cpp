@@ -65,7 +65,6 @@ int64_t Rematerializer::next(Rematerialization& remat, const SwapIn& swap_in, De
               "operator may not read what depends on what it overwrites");
     if (!hold_inputs(remat, target->parent, deferred)) return kRefused;
     describe(remat, target->parent);
-    if (parts_.plan.is_on()) parts_.plan.step_begins(target->parent);
     return static_cast<int64_t>(target->parent->id);
   }
   return 0;
@@ -171,9 +170,11 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
       ++output.storage->holds;
       remat.step_outputs.push_back(output.storage);
     }
+  remat.outer = CurrentOp::of_thread();
+  running_op_of_thread() = op->op_key;
   parts_.hints.step_begins(op->cost_ns);
+  if (parts_.plan.is_on()) parts_.plan.step_begins(op);
   remat.step_open = true;
-  remat.outer_op = std::exchange(running_op_of_thread(), op->op_key);
   remat.step_device = remat.stack.back().target->device_index;
   remat.step_begin_ns = now_ns();
   remat.room_ns_at_step = room_ns_of_thread();
@@ -302,7 +303,7 @@ void Rematerializer::commit(Rematerialization& remat, const std::vector<Held>& h
 void Rematerializer::close_step(Rematerialization& remat, Deferred& deferred) {
   drop_consumed(remat, deferred);
   remat.step_open = false;
-  running_op_of_thread() = remat.outer_op;
+  remat.outer.put_back();
 }
 
 // Old versions that the step ran on are overwritten, in part if it failed. Those whose

@@ -14,6 +14,7 @@
 #include <functional>
 #include <vector>
 
+#include "current_op.h"
 #include "eviction/placement_hint.h"
 #include "graph/contents.h"
 #include "graph/dead_storages.h"
@@ -24,7 +25,6 @@
 #include "graph/stream_order.h"
 #include "graph/verifier.h"
 #include "policy/waiting_inputs.h"
-#include "step_plan.h"
 
 namespace dtr {
 
@@ -58,8 +58,7 @@ struct Rematerialization {
   // It is not for an op that is to run: another one of its thread may be running, and what that
   // overwrites is no input.
   bool is_within = false;
-  PlanFollower::Running outer_planned;
-  uint64_t outer_op = 0;      // what its thread ran before the step began
+  CurrentOp outer;            // what its thread ran before the step began
   bool used_sources = false;  // Storage::is_source of some
   int8_t step_device = -1;
   int64_t step_begin_ns = 0;

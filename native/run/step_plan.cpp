@@ -74,8 +74,6 @@ void PlanFollower::step_begins(Op* op) const {
   running_of_thread() = {this, number_, op->planned_as, ++op->planned_runs, 0};
 }
 
-void PlanFollower::op_ends() { running_of_thread().of = nullptr; }
-
 // A step begins where the last operators are those with which one ends.
 void PlanFollower::listen(uint64_t call) {
   const size_t count = ending_.size();
@@ -123,9 +121,8 @@ void PlanFollower::note(const Output& output, uint64_t op, uint32_t run) {
   }
 }
 
-void PlanFollower::take_last_used(std::vector<void*>* addresses) {
+void PlanFollower::take_last_used(const Running& running, std::vector<void*>* addresses) {
   addresses->clear();
-  const Running& running = running_of_thread();
   if (running.plan != number_) return;
   const auto run = std::make_pair(running.op, running.run);
   auto place = std::lower_bound(

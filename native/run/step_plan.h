@@ -82,13 +82,12 @@ class PlanFollower {
   void ended(uint64_t signature, Op* op);
   // The step that this thread runs gave this again, which was not there.
   void gave(const Output& output);
-  // The addresses of what was used for the last time by the run that has just ended on this thread.
-  void take_last_used(std::vector<void*>* addresses);
+  // The addresses of what was used for the last time by a run that has just ended.
+  void take_last_used(const Running& running, std::vector<void*>* addresses);
   // Where the next allocation of this thread goes; StepPlan::kNowhere if nothing says so.
   uint64_t next(uint64_t size_bytes);
 
   // ---- by the thread of the operator ----
-  static void op_ends();
   static Running& running_of_thread();
 
  private:

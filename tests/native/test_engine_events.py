@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 
+import pytest
 from native_pool import ffi
 from test_event_log import PoolsOf
 from toy import WORDS, op_key, release
@@ -11,6 +13,10 @@ from toy import WORDS, op_key, release
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.recording import Recording
 from dtr_alloc.traces.trace import Kind
+
+
+class Failure(Exception):
+    """Of an operator."""
 
 
 def address(tensor):
@@ -85,6 +91,43 @@ def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(make_toy, tmp
         if kind == Kind.ALLOCATE and place in named:
             assert trace.names[name] == named.pop(place)
     assert named == {}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(
+    make_toy, tmp_path, fails
+):
+    toy = make_toy()
+    source = toy.unseen(WORDS)
+    recorded = record(toy, tmp_path / "t", "f", "g")
+    frames = []
+    thread = threading.Thread(target=lambda: frames.append(toy.frame))
+    thread.start()
+    thread.join()
+    made = []
+
+    def fail(_):
+        if fails:
+            raise Failure
+
+    def run_another(_):
+        outer, toy.frame = toy.frame, frames[0]
+        with suppress(Failure):
+            toy.one("g", source, words=WORDS, fails=fail).release()
+        toy.frame = outer
+        made.append(toy.unseen(WORDS))
+
+    result = toy.one("f", source, words=WORDS, fails=run_another)
+    made.append(toy.unseen(WORDS))
+    places = [address(tensor) for tensor in made]
+    release(source, result, *made)
+    trace = ended(recorded)
+    names = {
+        place: trace.names[name]
+        for kind, place, name in zip(trace.kind, trace.address, trace.name, strict=True)
+        if kind == Kind.ALLOCATE
+    }
+    assert [names[place] for place in places] == ["f", ""]
 
 
 def test_what_the_job_drops_is_free_without_an_eviction(make_toy, tmp_path):
