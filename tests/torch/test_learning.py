@@ -359,8 +359,8 @@ class TestPlan:
         _first, *others = told_by(KEEPS, shape.budget(0.4), costs, 6 * STEPS)
         assert all(part["planned"] > 0 for part in others)
         assert sum(part["plan_misses"] for part in others) < STEPS
-        # What it keeps takes a page every second step.
-        assert sum(part["remaps"] for part in others) < 12 * STEPS
+        # What it keeps takes a page every second step, and remaps are cheap.
+        assert sum(part["remaps"] for part in others) < 20 * STEPS
 
     def test_what_is_evicted_when_a_plan_is_made_has_a_place_in_it(self, tmp_path: Path) -> None:
         costs = costs_of(READS, tmp_path)
