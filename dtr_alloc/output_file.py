@@ -11,7 +11,8 @@ import errno
 import fcntl
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -205,10 +206,17 @@ def not_private(found: os.stat_result) -> str | None:
     return None
 
 
-def put_in_place(beside: Path, path: Path) -> None:
-    """Renames a file that is complete to its path. What is there and is no file, such as /dev/null,
-    is written to instead of replaced. Raises OSError."""
-    if path.exists() and not path.is_file():
-        path.write_bytes(beside.read_bytes())
-    else:
-        beside.replace(path)
+@contextmanager
+def beside(path: Path) -> Iterator[Path]:
+    """A path to write to, which is renamed to the other one once it is complete: a failure leaves
+    what was there. What is there and is no file, such as /dev/null, is written to instead of
+    replaced. Raises OSError."""
+    part = Path(f"{path}.{os.getpid()}.part")
+    try:
+        yield part
+        if path.exists() and not path.is_file():
+            path.write_bytes(part.read_bytes())
+        else:
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

@@ -13,7 +13,7 @@ from array import array
 import pytest
 
 from dtr_alloc import oplog, output_file, report
-from dtr_alloc.output_file import FileTaken, OutputFile, WrongKind, lock_file, put_in_place
+from dtr_alloc.output_file import FileTaken, OutputFile, WrongKind, beside, lock_file
 from dtr_alloc.traces import trace_file
 
 SUFFIXES = ("", ".gz", ".bz2", ".xz")
@@ -280,15 +280,16 @@ except OSError as error:
 
 
 def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
-    beside, pipe, file = tmp_path / "beside", tmp_path / "pipe", tmp_path / "file"
+    pipe, file = tmp_path / "pipe", tmp_path / "file"
     os.mkfifo(pipe)
-    beside.write_text("whole")
     read = []
     reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
     reader.start()
-    put_in_place(beside, pipe)
+    with beside(pipe) as part:
+        part.write_text("whole")
     reader.join()
     assert read == ["whole"]
     assert pipe.is_fifo()
-    put_in_place(beside, file)
+    with beside(file) as part:
+        part.write_text("whole")
     assert file.read_text() == "whole"

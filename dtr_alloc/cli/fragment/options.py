@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import click
 
 from dtr_alloc.lab import simulate
 from dtr_alloc.lab.fragment.models import MODELS
-from dtr_alloc.output_file import put_in_place
+from dtr_alloc.output_file import beside
 
 FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
 """A file that is read."""
@@ -79,9 +78,5 @@ def write_json(document: object, path: str) -> None:
         json.dump(document, sys.stdout)
         sys.stdout.write("\n")
         return
-    beside = Path(f"{path}.{os.getpid()}.part")
-    try:
-        beside.write_text(json.dumps(document) + "\n", encoding="utf-8")
-        put_in_place(beside, Path(path))
-    finally:
-        beside.unlink(missing_ok=True)
+    with beside(Path(path)) as part:
+        part.write_text(json.dumps(document) + "\n", encoding="utf-8")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dtr_alloc import bounded
 from dtr_alloc.lab.fragment import chrome_trace, rmm, torch_export, torch_snapshot
-from dtr_alloc.output_file import put_in_place
+from dtr_alloc.output_file import beside
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Trace, TraceError
 
@@ -79,16 +79,10 @@ def write(
     Raises TraceError if that kind cannot hold the trace, and OSError as the disk does.
     """
     makers: dict[str, Callable[[Path], Counter[str] | None]] = {
-        "trace": lambda beside: trace_file.write(trace, beside),
-        "torch": lambda beside: torch_export.write(trace, beside),
-        "chrome": lambda beside: chrome_trace.write(trace, beside, limit_bytes, profile),
-        "rmm": lambda beside: rmm.write(trace, beside, device=device),
+        "trace": lambda part: trace_file.write(trace, part),
+        "torch": lambda part: torch_export.write(trace, part),
+        "chrome": lambda part: chrome_trace.write(trace, part, limit_bytes, profile),
+        "rmm": lambda part: rmm.write(trace, part, device=device),
     }
-    path = Path(path)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        left_out = makers[to](beside)
-        put_in_place(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return left_out or Counter()
+    with beside(Path(path)) as part:
+        return makers[to](part) or Counter()
