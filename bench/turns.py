@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable
@@ -64,6 +66,28 @@ class Child(ABC):
     @abstractmethod
     def close(self) -> None:
         """Ends the process."""
+
+
+class Process(Child):
+    """A process that begins with work(pipe, *arguments).
+
+    Args:
+        preload: modules that all such processes have loaded before they begin.
+    """
+
+    def __init__(self, work: Callable[..., None], *arguments: Any, preload: list[str]) -> None:
+        os.environ |= KEEP_MEMORY
+        processes = multiprocessing.get_context("forkserver")
+        processes.set_forkserver_preload(preload)
+        pipe, other = processes.Pipe()
+        super().__init__(pipe)
+        self._process = processes.Process(target=work, args=(other, *arguments), daemon=True)
+        self._process.start()
+        other.close()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
 
 
 def different(one: dict[str, str], other: dict[str, str]) -> list[str]:

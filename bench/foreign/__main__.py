@@ -34,7 +34,7 @@ from rich.table import Table
 from bench import results
 from bench.foreign.job import CHECKOUTS, JOBS, Missing
 from bench.foreign.report import COLUMNS, lines, summary
-from bench.foreign.worker import CHECKPOINT, WAYS, Worker, profile
+from bench.foreign.worker import CHECKPOINT, WAYS, profile, worker
 from bench.heap import cpu_name
 from bench.measure import Profile, in_own_process
 from bench.turns import PATIENCE, Turns
@@ -70,7 +70,7 @@ def measure(
         budgets[CHECKPOINT] = edited["peak"], ["default", CHECKPOINT]
     for share, (budget, ways) in budgets.items():
         with ExitStack() as stack:
-            start = partial(Worker, name, checkouts, found["seconds"])
+            start = partial(worker, name, checkouts, found["seconds"])
             turns = Turns(stack, name, start, steps)
             for way in ways:
                 turns.add(way, method=way, budget=budget)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -20,7 +18,7 @@ from bench.foreign import chains, nets  # noqa: F401
 from bench.foreign.job import JOBS, ForeignJob
 from bench.models import digest
 from bench.peers import methods
-from bench.turns import KEEP_MEMORY, Budget, Child
+from bench.turns import Budget, Process
 
 CHECKPOINT = "checkpoint"
 WAYS: dict[str, dict[str, Any] | None] = {
@@ -61,30 +59,10 @@ def build(name: str, checkouts: Checkouts, edited: bool) -> ForeignJob:
     return job
 
 
-class Worker(Child):
-    """Plain, edited, or with a budget and a method's settings."""
-
-    def __init__(
-        self,
-        name: str,
-        checkouts: Checkouts,
-        seconds: float,
-        method: str | None,
-        budget: Budget | None,
-    ) -> None:
-        os.environ |= KEEP_MEMORY
-        processes = multiprocessing.get_context("forkserver")
-        processes.set_forkserver_preload([__name__])
-        pipe, other = processes.Pipe()
-        super().__init__(pipe)
-        arguments = (other, name, checkouts, seconds, method, budget)
-        self._process = processes.Process(target=_work, args=arguments, daemon=True)
-        self._process.start()
-        other.close()
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.join()
+def worker(*arguments: Any) -> Process:
+    """A process that trains plain, edited, or with a budget and a method's settings. Takes the
+    arguments of _train() after its pipe."""
+    return Process(_work, *arguments, preload=[__name__])
 
 
 def _work(pipe: Connection, *arguments: Any) -> None:

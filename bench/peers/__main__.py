@@ -33,7 +33,7 @@ from bench.measure import Profile
 from bench.peers.jobs import SUBJECTS
 from bench.peers.methods import METHODS
 from bench.peers.report import COLUMNS, cells, others, summary
-from bench.peers.worker import FIRST_STEPS, Worker
+from bench.peers.worker import FIRST_STEPS, worker
 from bench.turns import PATIENCE, Turns
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -47,7 +47,7 @@ def compare(
         name: lines for name, each in METHODS.items() if (lines := each.lines_in(SUBJECTS[job]))
     }
     with ExitStack() as stack:
-        turns = Turns(stack, job, partial(Worker, job, scale=scale), FIRST_STEPS)
+        turns = Turns(stack, job, partial(worker, job, scale=scale), FIRST_STEPS)
         ways = turns.ways
         shape = Profile(ways["plain"]["idle"], ways["plain"]["peak"])
         budgets: dict[str | float, int] = {part: shape.budget(part) for part in parts}

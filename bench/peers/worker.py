@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import tempfile
 import time
 from itertools import count
@@ -17,7 +15,7 @@ import dtr_alloc
 from bench.models import digest
 from bench.peers.jobs import SUBJECTS
 from bench.peers.methods import METHODS
-from bench.turns import KEEP_MEMORY, Budget, Child
+from bench.turns import Budget, Process
 
 WARM_STEPS = 2
 """Before the first step that is told: so many are counted, and as many more fill malloc's heap."""
@@ -35,23 +33,9 @@ COUNTED = (
 """Of stats(), for each step that is told."""
 
 
-class Worker(Child):
+def worker(job: str, method: str | None, budget: Budget | None, scale: float) -> Process:
     """With a budget it trains under dtr_alloc, else with malloc."""
-
-    def __init__(self, job: str, method: str | None, budget: Budget | None, scale: float) -> None:
-        os.environ |= KEEP_MEMORY
-        processes = multiprocessing.get_context("forkserver")
-        processes.set_forkserver_preload([__name__, "torch._dynamo"])
-        pipe, other = processes.Pipe()
-        super().__init__(pipe)
-        arguments = (other, job, method, budget, scale)
-        self._process = processes.Process(target=_work, args=arguments, daemon=True)
-        self._process.start()
-        other.close()
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.join()
+    return Process(_work, job, method, budget, scale, preload=[__name__, "torch._dynamo"])
 
 
 def _work(
