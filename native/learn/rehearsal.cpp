@@ -231,6 +231,35 @@ std::optional<double> Rehearsal::play_bytes(const Schedule& schedule, double mos
   return static_cast<double>(run.result.remat_cost);
 }
 
+// A plan of a schedule that was played, or of one like it for which there are addresses.
+std::optional<Rehearsal::Found> Rehearsal::plan_of(Schedule schedule, Trajectory trajectory,
+                                                   double most_ns,
+                                                   const Allowance& allowance) const {
+  const uint64_t period = program_.counted_from;
+  for (uint32_t tries = 0; is_left(allowance); ++tries) {
+    const StepBlocks step(trajectory, period, period);
+    const uint64_t limit = limit_of(step, stage_.pool_bytes), needed = step.bytes_with(stage_.held);
+    const uint64_t spare = limit - std::min(limit, needed);
+    const bool has_spare =
+        tries == 0 && static_cast<double>(spare) > kSpare * static_cast<double>(limit);
+    if (needed <= limit && !has_spare)
+      if (std::optional<Found> found =
+              follow(schedule, trajectory, most_ns, work_of_play(allowance)))
+        return found;
+    if (tries == kFirstTries) break;
+    uint64_t& bytes = schedule.budget_bytes;
+    if (has_spare)
+      bytes += spare;
+    else if (needed > limit)
+      bytes -= std::min(bytes, needed - limit);
+    else
+      bytes = static_cast<uint64_t>(kLessForAddresses * static_cast<double>(bytes));
+    trajectory = {};
+    if (!play_bytes(schedule, most_ns, work_of_play(allowance), &trajectory)) break;
+  }
+  return std::nullopt;
+}
+
 // What a policy would do if only bytes counted is a schedule. What it keeps without need has no
 // address, so the budget of a schedule is what it needs at once more, or less, than there is room for.
 std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
@@ -241,7 +270,6 @@ std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
   const double most_ns = std::min(usual_ns - kLittle * own_ns, kHopeless * own_ns);
   std::vector<EvictionPolicy> first = policies();
   first.resize(kFirstChoices);
-  const uint64_t period = program_.counted_from;
   std::optional<Schedule> best;
   Trajectory trajectory;
   for (const EvictionPolicy& policy : first) {
@@ -257,26 +285,7 @@ std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
     trajectory = std::move(played);
   }
   std::optional<Found> found;
-  Schedule schedule = best.value_or(Schedule{usual, 0, 0});
-  for (uint32_t tries = 0; best && !found && is_left(allowance); ++tries) {
-    const StepBlocks step(trajectory, period, period);
-    const uint64_t limit = limit_of(step, stage_.pool_bytes), needed = step.bytes_with(stage_.held);
-    const uint64_t spare = limit - std::min(limit, needed);
-    const bool has_spare =
-        tries == 0 && static_cast<double>(spare) > kSpare * static_cast<double>(limit);
-    if (needed <= limit && !has_spare)
-      found = follow(schedule, trajectory, most_ns, work_of_play(allowance));
-    if (found || tries == kFirstTries) break;
-    uint64_t& bytes = schedule.budget_bytes;
-    if (has_spare)
-      bytes += spare;
-    else if (needed > limit)
-      bytes -= std::min(bytes, needed - limit);
-    else
-      bytes = static_cast<uint64_t>(kLessForAddresses * static_cast<double>(bytes));
-    trajectory = {};
-    if (!play_bytes(schedule, most_ns, work_of_play(allowance), &trajectory)) break;
-  }
+  if (best) found = plan_of(*best, std::move(trajectory), most_ns, allowance);
   // A plan does what it promises, and leaves little for a policy to gain, but where policies may swap,
   // or memory for addresses is short.
   if (found && stage_.swap_bytes == 0 && found->cost_ns <= best->again_ns + kLeastGain * own_ns)
@@ -315,7 +324,7 @@ std::optional<Rehearsal::Found> Rehearsal::wider(const Found& known) const {
         continue;
       }
       const StepBlocks step(trajectory, period, period);
-      if (step.bytes_with(stage_.held) > limit_of(step, stage_.pool_bytes)) continue;
+      if (!has_room_for(step)) continue;
       schedule.again_ns = *again_ns;
       schedules.push_back(schedule);
       ++fit;
@@ -376,7 +385,7 @@ std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
         play_bytes(next, most_ns, work_of_play(allowance), &trajectory);
     if (!again_ns) return;
     const StepBlocks step(trajectory, period, period);
-    if (step.bytes_with(stage_.held) > limit_of(step, stage_.pool_bytes)) return;
+    if (!has_room_for(step)) return;
     here = next;
     here.again_ns = *again_ns;
     if (better.empty() || here.again_ns < better.back().again_ns) better.push_back(here);
@@ -402,6 +411,10 @@ std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
     go_to(next, (1 + kMostWorse * left * share()) * here.again_ns);
   }
   return plan_by(better, known.cost_ns - kLeastPlanGain * own_ns);
+}
+
+bool Rehearsal::has_room_for(const StepBlocks& step) const {
+  return step.bytes_with(stage_.held) <= limit_of(step, stage_.pool_bytes);
 }
 
 uint64_t Rehearsal::limit_of(const StepBlocks& step, uint64_t budget_bytes) const {

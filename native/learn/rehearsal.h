@@ -120,12 +120,15 @@ class Rehearsal {
   // With all of the memory and with less.
   std::optional<Found> play_near(const EvictionPolicy& policy, double most_ns,
                                  const Allowance& allowance) const;
+  std::optional<Found> plan_of(Schedule schedule, Trajectory trajectory, double most_ns,
+                               const Allowance& allowance) const;
   // The plan of the schedule that repeats least of those that fit; none if it costs most_ns.
   std::optional<Found> plan_by(std::vector<Schedule>& schedules, double most_ns) const;
   std::optional<double> play_bytes(const Schedule& schedule, double most_ns, uint64_t most_work,
                                    Trajectory* trajectory) const;
   // What of a budget is left for blocks that are no slabs'.
   uint64_t limit_of(const StepBlocks& step, uint64_t budget_bytes) const;
+  bool has_room_for(const StepBlocks& step) const;
   std::optional<Found> follow(const Schedule& schedule, const Trajectory& trajectory,
                               double most_ns, uint64_t most_work) const;
   dtr_runtime_options options_of(const EvictionPolicy& policy, uint64_t budget_bytes,

@@ -118,8 +118,8 @@ std::string Engine::slowness() const {
   return text;
 }
 
-// Where the marginal cost is far too low, e* takes over, as the DTR paper has it. And says so, once,
-// if the job has become so slow that it had better end (thrash_guard.h).
+// Where the marginal cost is far too low, the score of the DTR paper takes over: e*, plain staleness.
+// A job that has become so slow that it had better end is told so, once (thrash_guard.h).
 void Engine::look_at_repeats(Transaction& call) {
   repeat_rate_.note(environment_.stats);
   if (repeat_rate_.is_high() && cost_model_.needs().shares) {
