@@ -556,7 +556,7 @@ Coach::Advice StepTuner::advise(double most_slowness, const Shortage* at,
   if (at && !at->recomputes) begun.sizes.push_back(at->requested);
   for (const Storage* storage : parts_.graph.storages())
     if (storage->locks > 0 && storage->live) begun.reads.push_back(storage->log_number);
-  const OwnedProgram program = at ? log_.whole(step_, begun) : log_.whole(step_);
+  const JobProgram program = at ? log_.whole(step_, begun) : log_.whole(step_);
   const EvictionPolicy by = policy();
   std::optional<Rehearsal::Budget> found;
   // A thread of its own, as a thread has one engine's mutex at most.

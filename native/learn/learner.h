@@ -74,7 +74,7 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
     // Likewise; it gives up with its next play.
     void end();
 
-    OwnedProgram program;
+    JobProgram program;
     Stage stage;
     SearchProgress progress;
     std::atomic<bool> is_done{false};

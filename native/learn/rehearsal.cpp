@@ -160,10 +160,11 @@ Rehearsal::Allowance Rehearsal::allow(uint64_t work) const {
   return {worked_ + work, std::max(kLeastPlayWork, kPlayWork * program_.calls.size())};
 }
 
-void Rehearsal::simulate(const dtr_runtime_options& options, const Program& program,
-                         uint64_t most_work, Simulation& run) const {
+void Rehearsal::simulate(const dtr_runtime_options& options, uint64_t most_work,
+                         Simulation& run) const {
   run.most_work = most_work;
-  simulate_runtime(options, program, run);
+  run.counted_from = std::max(run.counted_from, program_.counted_from);
+  simulate_runtime(options, program_, run);
   worked_ += run.work;
 }
 
@@ -171,7 +172,7 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
                                                 double most_ns, uint64_t most_work,
                                                 uint64_t* peak_bytes) const {
   Simulation run;
-  simulate(options_of(policy, budget_bytes, most_ns), program_.view(), most_work, run);
+  simulate(options_of(policy, budget_bytes, most_ns), most_work, run);
   if (peak_bytes) *peak_bytes = run.result.peak_bytes;
   if (run.result.status != DTR_SIMULATION_OK || cost_ns(run) >= most_ns) return std::nullopt;
   return Found{policy, cost_ns(run), repeats(run), search_ns(run)};
@@ -217,16 +218,12 @@ std::optional<double> Rehearsal::play_bytes(const Schedule& schedule, double mos
   options.chunk_bytes = 0;
   options.move_bytes_per_s = 0;
   options.swap_bytes = 0;
-  Program program = program_.view();
-  std::vector<double> weights;
-  if (!schedule.weights.empty()) {
-    for (uint64_t op = 0; op < program.operators; ++op)
-      weights.push_back(schedule.weights[op % schedule.weights.size()]);
-    program.weights = weights.data();
-  }
   Simulation run;
+  if (!schedule.weights.empty())
+    for (uint64_t op = 0; op < program_.operators; ++op)
+      run.weights.push_back(schedule.weights[op % schedule.weights.size()]);
   run.trajectory = trajectory;
-  simulate(options, program, most_work, run);
+  simulate(options, most_work, run);
   if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   return static_cast<double>(run.result.remat_cost);
 }
@@ -457,16 +454,15 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const Schedule& schedule,
     played->calls = of_step(trajectory.calls);
     return *played;
   };
-  Program program = program_.view();
-  program.counted_from = 2 * period;
+  run.counted_from = 2 * period;
   dtr_runtime_options options = options_of(schedule.policy, stage_.budget_bytes,
                                            kHopeless * static_cast<double>(program_.cost_ns));
   options.swap_bytes = 0;
-  simulate(options, program, most_work, run);
+  simulate(options, most_work, run);
   if (!fits || run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   // One step counted, as many as the program has.
-  const auto share = static_cast<double>(program.operators / period - 1) /
-                     static_cast<double>(program.operators / period - 2);
+  const auto share = static_cast<double>(program_.operators / period - 1) /
+                     static_cast<double>(program_.operators / period - 2);
   Found found{schedule.policy,      share * (cost_ns(run) + search_ns(run)),
               share * repeats(run), 0,
               std::move(*plan),     schedule.budget_bytes};

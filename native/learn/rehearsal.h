@@ -16,6 +16,7 @@
 #include "planner.h"
 #include "policy/room_price.h"
 #include "run/coach.h"
+#include "simulate/runtime.h"
 #include "step_log.h"
 
 namespace dtr {
@@ -53,7 +54,7 @@ class Rehearsal {
   static constexpr double kLeastGain = 0.03;
 
   // progress.cancelled: ends what is asked for between two plays, with what is known by then.
-  Rehearsal(const OwnedProgram& program, const Stage& stage, SearchProgress& progress)
+  Rehearsal(const JobProgram& program, const Stage& stage, SearchProgress& progress)
       : program_(program), stage_(stage), progress_(progress) {}
 
   struct Found {
@@ -136,14 +137,13 @@ class Rehearsal {
   double repeats(const Simulation& run) const;
   double cost_ns(const Simulation& run) const;
   double search_ns(const Simulation& run) const;
-  void simulate(const dtr_runtime_options& options, const Program& program, uint64_t most_work,
-                Simulation& run) const;
+  void simulate(const dtr_runtime_options& options, uint64_t most_work, Simulation& run) const;
   // What it costs beside the job's own; none if it fails, or costs as much as `most_ns`, or takes
   // more work.
   std::optional<Found> play(const EvictionPolicy& policy, uint64_t budget_bytes, double most_ns,
                             uint64_t most_work, uint64_t* peak_bytes = nullptr) const;
 
-  const OwnedProgram& program_;
+  const JobProgram& program_;
   const Stage& stage_;
   SearchProgress& progress_;
   mutable uint64_t worked_ = 0, first_work_ = 0;

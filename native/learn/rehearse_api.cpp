@@ -15,16 +15,15 @@ namespace dtr {
 
 namespace {
 
-// The records that the engine would have written of a program (dtr/op_log.h), without views. The
-// program was run before, so it makes sense.
-class Records {
+// Tells a log what the engine would have written of a program, without views.
+class Teller {
  public:
-  explicit Records(const Program& program) : program_(program) {}
+  Teller(const Program& program, StepLog& log) : program_(program), log_(log) {}
 
-  std::vector<int64_t> all() {
-    for (const Instruction& of : Instructions(program_.code, program_.numbers, Names::live)) {
+  void tell() {
+    for (const Instruction& of : program_.instructions) {
       if (of.kind == Instruction::constant) {
-        add({DTR_OP_LOG_CONSTANT, make(), of.results[0].size_bytes});
+        log_.constant(make(), static_cast<uint64_t>(of.results[0].size_bytes));
         assign(of.results[0].name, newest());
       } else if (of.kind == Instruction::release) {
         release(of.arguments[0]);
@@ -36,15 +35,11 @@ class Records {
         assign(of.results[0].name, storage);
       }
     }
-    return std::move(records_);
   }
 
  private:
   static constexpr int64_t kNone = -1;
 
-  void add(std::initializer_list<int64_t> numbers) {
-    records_.insert(records_.end(), numbers.begin(), numbers.end());
-  }
   // A storage that is about to get its first name.
   int64_t make() {
     names_of_.push_back(1);
@@ -53,73 +48,53 @@ class Records {
   int64_t newest() const { return static_cast<int64_t>(names_of_.size()) - 1; }
   // The name stands for the storage, which counts it already, and for nothing else.
   void assign(size_t name, int64_t storage) {
-    if (name >= storages_.size()) storages_.resize(name + 1, kNone);
     release(name);
     storages_[name] = storage;
   }
   void release(size_t name) {
-    if (name >= storages_.size()) return;
     const int64_t storage = std::exchange(storages_[name], kNone);
-    if (storage != kNone && --names_of_[storage] == 0) add({DTR_OP_LOG_RELEASE, storage, 0});
+    if (storage != kNone && --names_of_[storage] == 0) log_.release(storage);
   }
 
   void run(const Instruction& of) {
-    const bool mutates = of.kind == Instruction::mutate;
-    std::vector<int64_t> arguments;
-    for (const uint32_t name : of.arguments) arguments.push_back(storages_[name]);
-    std::vector<int64_t> results;
+    StepLog::Ran ran{of.kind, 0, of.cost, {}, {}, {}};
+    for (const uint32_t name : of.arguments) ran.reads.push_back(storages_[name]);
     std::vector<int64_t> fresh(of.results.size(), kNone);  // which of those with memory it is
     std::vector<std::pair<size_t, int64_t>> named;         // once the operator has ended
-    int64_t made = 0;
     for (size_t i = 0; i < of.results.size(); ++i) {
       const Result& result = of.results[i];
-      if (mutates) {
-        results.push_back(result.is_read ? result.alias : ~result.alias);
-        continue;
-      }
-      if (!result.is_fresh()) {
-        const int64_t storage = arguments[static_cast<size_t>(result.alias)];
+      if (of.kind == Instruction::mutate) {
+        ran.overwritten.push_back(result.is_read ? result.alias : ~result.alias);
+      } else if (result.is_fresh()) {
+        fresh[i] = static_cast<int64_t>(ran.made.size());
+        ran.made.push_back({make(), static_cast<uint64_t>(result.size_bytes)});
+        named.emplace_back(result.name, newest());
+      } else {
+        const int64_t storage = ran.reads[static_cast<size_t>(result.alias)];
         ++names_of_[storage];
         named.emplace_back(result.name, storage);
-        continue;
       }
-      fresh[i] = made++;
-      named.emplace_back(result.name, make());
-      if (of.kind == Instruction::effect)
-        results.insert(results.end(), {DTR_OP_LOG_CONSTANT, newest(), result.size_bytes});
-      else
-        results.insert(results.end(), {newest(), 0, result.size_bytes, -1});
     }
-    if (of.kind != Instruction::call || made > 0) {
-      add_memory(of.op, fresh);
-      const int32_t kind = mutates                          ? DTR_OP_LOG_MUTATE
-                           : of.kind == Instruction::effect ? DTR_OP_LOG_EFFECT
-                                                            : DTR_OP_LOG_CALL;
-      add({kind, 0, of.cost, static_cast<int64_t>(arguments.size())});
-      for (const int64_t argument : arguments) add({argument, 0});
-      add({mutates ? static_cast<int64_t>(results.size()) : made});
-      records_.insert(records_.end(), results.begin(), results.end());
+    if (of.kind != Instruction::call || !ran.made.empty()) {
+      tell_memory(of.op, fresh);
+      log_.ran(ran);
     }
     for (const auto& [name, storage] : named) assign(name, storage);
   }
 
-  void add_memory(uint64_t op, const std::vector<int64_t>& fresh) {
-    if (!program_.workspace_at) return;
-    const int64_t begin = program_.workspace_at[op], end = program_.workspace_at[op + 1];
-    const size_t at = records_.size() + 1;
-    add({DTR_OP_LOG_MEMORY, 0});
-    for (int64_t i = begin; i < end; i += 2) {
+  void tell_memory(uint64_t op, const std::vector<int64_t>& fresh) {
+    if (program_.workspace_at.empty()) return;
+    for (int64_t i = program_.workspace_at[op]; i < program_.workspace_at[op + 1]; i += 2) {
       const int64_t kind = program_.workspace[i], value = program_.workspace[i + 1];
-      const int64_t number = kind == DTR_MEMORY_RESULT ? fresh[static_cast<size_t>(value)] : value;
-      if (kind == DTR_MEMORY_RESULT && number == kNone) continue;
-      add({kind, number});
-      ++records_[at];
+      const bool is_result = kind == DTR_MEMORY_RESULT;
+      const int64_t number = is_result ? fresh[static_cast<size_t>(value)] : value;
+      if (!is_result || number != kNone) log_.memory(kind, number);
     }
   }
 
   const Program& program_;
-  std::vector<int64_t> records_;
-  std::vector<int64_t> storages_;  // by name
+  StepLog& log_;
+  std::vector<int64_t> storages_ = std::vector<int64_t>(program_.names, kNone);  // by name
   std::vector<int64_t> names_of_;  // by storage: how many it has
 };
 
@@ -142,7 +117,7 @@ Stage stage_of(const dtr_rehearsal_options& options, uint64_t constant_bytes) {
 
 void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehearsal_result& out) {
   StepLog heard;
-  heard.append(Records(log).all());
+  Teller(log, heard).tell();
   if (heard.operators() == 0) return;
   const StepLog::Repetition step = heard.repetition();
   SearchProgress progress;
@@ -152,11 +127,11 @@ void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehe
   policy.dealloc = static_cast<Dealloc>(options.runtime.common.dealloc);
   std::optional<Rehearsal::Found> usual, learned;
   {
-    const OwnedProgram program = heard.whole(step);
+    const JobProgram program = heard.whole(step);
     const Stage stage = stage_of(options, 0);
     usual = Rehearsal(program, stage, progress).usual(policy);
   }
-  const OwnedProgram program = heard.last_steps(step);
+  const JobProgram program = heard.last_steps(step);
   const Stage stage = stage_of(options, program.constant_bytes);
   if (options.learn) {
     const Rehearsal rehearsal(program, stage, progress);
@@ -216,6 +191,7 @@ extern "C" int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int6
   dtr_simulation_destroy(checked);
   if (whole.status != DTR_SIMULATION_OK) return DTR_OK;  // it does not work without a limit, either
   return dtr::guard([&] {
-    dtr::rehearse(*options, {program, numbers, workspace, workspace_at, operators}, *out);
+    dtr::rehearse(*options, dtr::decoded(program, numbers, workspace, workspace_at, operators),
+                  *out);
   });
 }

@@ -33,8 +33,6 @@ class Hash {
   uint64_t value_ = 14695981039346656037u;  // FNV-1a, a number at a time
 };
 
-int64_t number_of(Instruction::Kind instruction) { return static_cast<int64_t>(instruction); }
-
 // Reads one record after the other.
 class Records {
  public:
@@ -55,116 +53,129 @@ class Records {
 
 }  // namespace
 
-uint64_t StepLog::name_of(int64_t number) {
-  const auto [entry, is_new] = names_.emplace(number, sizes_.size());
-  if (!is_new) return entry->second;
-  last_number_ = std::max(last_number_, static_cast<uint64_t>(number));
-  if (unused_.empty()) {
+// A new storage gets a new name, or one that is not used any more.
+uint32_t StepLog::define(int64_t number, uint64_t size_bytes) {
+  const auto [entry, is_new] = names_.emplace(number, static_cast<uint32_t>(sizes_.size()));
+  uint32_t& name = entry->second;
+  if (is_new && unused_.empty()) {
     sizes_.push_back(0);
-  } else {
-    entry->second = unused_.back();
+  } else if (is_new) {
+    name = unused_.back();
     unused_.pop_back();
   }
-  return entry->second;
-}
-
-void StepLog::define(uint64_t name, uint64_t size_bytes) {
+  last_number_ = std::max(last_number_, static_cast<uint64_t>(number));
   sizes_[name] = size_bytes;
   live_bytes_ += size_bytes;
+  return name;
 }
 
-void StepLog::add_operator(const Operator& of) {
+// What was never told of is a constant of no bytes.
+uint32_t StepLog::use(int64_t number) {
+  const auto found = names_.find(number);
+  if (found != names_.end()) return found->second;
+  constant(number, 0);
+  return names_[number];
+}
+
+void StepLog::constant(int64_t number, uint64_t size_bytes) {
+  const uint32_t name = define(number, size_bytes);
+  program_.instructions.push_back(
+      {Instruction::constant, 0, 0, {}, {{name, -1, static_cast<int64_t>(size_bytes)}}});
+  numbers_ += 3;
+}
+
+void StepLog::release(int64_t number) {
+  const auto found = names_.find(number);
+  if (found == names_.end()) return;
+  program_.instructions.push_back({Instruction::release, 0, 0, {found->second}});
+  numbers_ += 2;
+  live_bytes_ -= sizes_[found->second];
+  if (!operators_.empty()) operators_.back().live_bytes = live_bytes_;
+  unused_.push_back(found->second);
+  names_.erase(found);
+}
+
+void StepLog::memory(int64_t kind, int64_t value) {
+  program_.workspace.insert(program_.workspace.end(), {kind, value});
+}
+
+void StepLog::ran(const Ran& of) {
+  const Instruction::Kind last_kind = std::exchange(last_kind_, of.kind);
+  const uint64_t last_number = last_number_, call = StepPlan::call_of(of.operator_name);
+  const bool mutates = of.kind == Instruction::mutate;
+  Instruction instruction{of.kind, operators_.size(), of.cost_ns};
+  Hash hash;
+  hash.add(static_cast<uint64_t>(of.kind));
+  for (const int64_t number : of.reads) {
+    instruction.arguments.push_back(use(number));
+    hash.add(sizes_[instruction.arguments.back()]);
+  }
+  for (const int64_t index : of.overwritten) {
+    const auto which = static_cast<int32_t>(std::max(index, ~index));
+    instruction.results.push_back(
+        {instruction.arguments[static_cast<size_t>(which)], which, 0, index >= 0});
+  }
+  for (const Made& made : of.made) {
+    hash.add(made.size_bytes);
+    if (made.number == kView) continue;
+    const uint32_t name = define(made.number, made.size_bytes);
+    instruction.results.push_back({name, -1, static_cast<int64_t>(made.size_bytes)});
+  }
+  if (of.kind == Instruction::call && instruction.results.empty()) return;  // views alone
+  numbers_ += 4 + instruction.arguments.size() + (mutates ? 1 : 3) * instruction.results.size();
+  // What overwrites besides making results has two records.
+  const bool is_same_call = mutates && last_kind == Instruction::call && !operators_.empty() &&
+                            operators_.back().call == call && of.cost_ns == 0;
+  operators_.push_back({program_.instructions.size(), hash.value(),
+                        is_same_call ? StepPlan::kSameCall : call,
+                        static_cast<uint32_t>(of.operator_name & kMadeAheadBits), of.cost_ns,
+                        live_bytes_, last_number});
+  program_.instructions.push_back(std::move(instruction));
   program_.workspace_at.push_back(static_cast<int64_t>(program_.workspace.size()));
   program_.cost_ns += of.cost_ns;
-  operators_.push_back(of);
 }
 
 void StepLog::append(const std::vector<int64_t>& records) {
-  std::vector<int64_t>& code = program_.code;
-  std::vector<int64_t> arguments, results;
   Records in(records);
   while (!in.at_end()) {
     const int64_t kind = in.next();
     if (kind == DTR_OP_LOG_CONSTANT) {
-      const uint64_t name = name_of(in.next());
-      const int64_t size_bytes = in.next();
-      code.insert(code.end(),
-                  {number_of(Instruction::constant), static_cast<int64_t>(name), size_bytes});
-      define(name, static_cast<uint64_t>(size_bytes));
+      const int64_t number = in.next();
+      constant(number, static_cast<uint64_t>(in.next()));
       continue;
     }
     if (kind == DTR_OP_LOG_RELEASE) {
       bool is_view = false;
       const int64_t number = in.next_name(&is_view);
-      const auto found = names_.find(number);
-      if (is_view || found == names_.end()) continue;
-      code.insert(code.end(),
-                  {number_of(Instruction::release), static_cast<int64_t>(found->second)});
-      live_bytes_ -= sizes_[found->second];
-      if (!operators_.empty()) operators_.back().live_bytes = live_bytes_;
-      unused_.push_back(found->second);
-      names_.erase(found);
+      if (!is_view) release(number);
       continue;
     }
     if (kind == DTR_OP_LOG_MEMORY) {
       for (int64_t pairs = in.next(); pairs > 0; --pairs) {
-        program_.workspace.push_back(in.next());
-        program_.workspace.push_back(in.next());
+        const int64_t what = in.next();
+        memory(what, in.next());
       }
       continue;
     }
-    const int64_t last_kind = std::exchange(last_kind_, kind);
-    const uint64_t code_at = code.size(), last_number = last_number_;
-    Hash hash;
-    hash.add(static_cast<uint64_t>(kind));
-    const auto said = static_cast<uint64_t>(in.next());
-    const uint64_t call = StepPlan::call_of(said);
-    const int64_t cost_ns = in.next();
-    arguments.clear();
+    Ran of;
+    of.kind = kind == DTR_OP_LOG_CALL     ? Instruction::call
+              : kind == DTR_OP_LOG_MUTATE ? Instruction::mutate
+                                          : Instruction::effect;
+    of.operator_name = static_cast<uint64_t>(in.next());
+    of.cost_ns = in.next();
+    for (int64_t count = in.next(); count > 0; --count) of.reads.push_back(in.next_name());
     for (int64_t count = in.next(); count > 0; --count) {
-      arguments.push_back(static_cast<int64_t>(name_of(in.next_name())));
-      hash.add(sizes_[static_cast<size_t>(arguments.back())]);
-    }
-    results.clear();
-    const int64_t count = in.next();
-    bool is_fresh = kind != DTR_OP_LOG_CALL;
-    if (kind == DTR_OP_LOG_MUTATE) {
-      for (int64_t i = 0; i < count; ++i) results.push_back(in.next());
-    } else {
-      for (int64_t i = 0; i < count; ++i) {
-        int64_t number = 0, size_bytes = 0, alias = -1;
-        if (kind == DTR_OP_LOG_EFFECT) {
-          in.next();  // DTR_OP_LOG_CONSTANT
-          number = in.next();
-          size_bytes = in.next();
-        } else {
-          number = in.next_name();
-          size_bytes = in.next();
-          alias = in.next();
-        }
-        hash.add(static_cast<uint64_t>(size_bytes));
-        if (alias >= 0) continue;
-        is_fresh = true;
-        const uint64_t name = name_of(number);
-        define(name, static_cast<uint64_t>(size_bytes));
-        results.insert(results.end(), {static_cast<int64_t>(name), size_bytes, -1});
+      if (kind == DTR_OP_LOG_MUTATE) {
+        of.overwritten.push_back(in.next());
+        continue;
       }
+      if (kind == DTR_OP_LOG_EFFECT) in.next();  // DTR_OP_LOG_CONSTANT
+      const int64_t number = kind == DTR_OP_LOG_EFFECT ? in.next() : in.next_name();
+      const auto size_bytes = static_cast<uint64_t>(in.next());
+      const bool is_view = kind == DTR_OP_LOG_CALL && in.next() >= 0;
+      of.made.push_back({is_view ? kView : number, size_bytes});
     }
-    if (!is_fresh) continue;  // views alone
-    const Instruction::Kind instruction = kind == DTR_OP_LOG_CALL     ? Instruction::call
-                                          : kind == DTR_OP_LOG_MUTATE ? Instruction::mutate
-                                                                      : Instruction::effect;
-    code.insert(code.end(),
-                {number_of(instruction), cost_ns, static_cast<int64_t>(arguments.size())});
-    code.insert(code.end(), arguments.begin(), arguments.end());
-    const size_t each = kind == DTR_OP_LOG_MUTATE ? 1 : 3;
-    code.push_back(static_cast<int64_t>(results.size() / each));
-    code.insert(code.end(), results.begin(), results.end());
-    // What overwrites besides making results has two records.
-    const bool is_same_call = kind == DTR_OP_LOG_MUTATE && last_kind == DTR_OP_LOG_CALL &&
-                              !operators_.empty() && operators_.back().call == call && cost_ns == 0;
-    add_operator({code_at, hash.value(), is_same_call ? StepPlan::kSameCall : call,
-                  static_cast<uint32_t>(said & kMadeAheadBits), cost_ns, live_bytes_, last_number});
+    ran(of);
   }
 }
 
@@ -233,49 +244,51 @@ uint64_t StepLog::last_number_before_steps(const Repetition& of) const {
   return second < operators_.size() ? operators_[second].last_number : last_number_;
 }
 
-// The operators from `first` on and before `last`, and what is between them, beginning at `from` in
-// the code. The second step and those behind it count.
-void StepLog::add_operators(const Repetition& of, uint64_t first, uint64_t last, uint64_t from,
-                            OwnedProgram& to) const {
-  const std::vector<int64_t>& code = program_.code;
+// The operators from `first` on and before `last`, and what is between them, beginning with the
+// instruction `from`. The second step and those behind it count.
+void StepLog::add_operators(const Repetition& of, uint64_t first, uint64_t last, size_t from,
+                            JobProgram& to) const {
   const uint64_t first_step = first_of(of);
-  const auto at = [](uint64_t number) { return static_cast<std::ptrdiff_t>(number); };
-  to.code.insert(
-      to.code.end(), code.begin() + at(from),
-      last == operators_.size() ? code.end() : code.begin() + at(operators_[last].code_at));
+  const size_t end =
+      last == operators_.size() ? program_.instructions.size() : operators_[last].instruction;
+  for (size_t i = from; i < end; ++i) {
+    to.instructions.push_back(program_.instructions[i]);
+    if (to.instructions.back().is_operator()) to.instructions.back().op = to.operators++;
+  }
+  to.names = sizes_.size();
   const bool fills_first = of.period > 0 && last - first_step >= 2 * of.period;
   to.counted_from = first_step - first + (fills_first ? of.period : 0);
-  const int64_t skipped = program_.workspace_at[first];
+  // What operator i allocates ends at at(i + 1).
+  const auto at = [&](uint64_t i) { return i == 0 ? 0 : program_.workspace_at[i - 1]; };
+  const int64_t skipped = at(first);
+  to.workspace_at.assign(1, 0);
   for (uint64_t i = first; i < last; ++i) {
-    to.workspace_at.push_back(program_.workspace_at[i + 1] - skipped);
+    to.workspace_at.push_back(at(i + 1) - skipped);
     if (i >= first + to.counted_from) to.cost_ns += operators_[i].cost_ns;
     to.calls.push_back(operators_[i].call);
     to.made_ahead.push_back(operators_[i].made_ahead);
   }
-  to.workspace.assign(program_.workspace.begin() + skipped,
-                      program_.workspace.begin() + program_.workspace_at[last]);
+  to.workspace.assign(program_.workspace.begin() + skipped, program_.workspace.begin() + at(last));
 }
 
-OwnedProgram StepLog::whole(const Repetition& of) const {
-  OwnedProgram all;
+JobProgram StepLog::whole(const Repetition& of) const {
+  JobProgram all;
   add_operators(of, 0, end_of(of), 0, all);
   return all;
 }
 
-OwnedProgram StepLog::whole(const Repetition& of, const Begun& begun) const {
-  OwnedProgram all;
+JobProgram StepLog::whole(const Repetition& of, const Begun& begun) const {
+  JobProgram all;
   add_operators(of, 0, operators_.size(), 0, all);
   if (of.period == 0) {
     all.counted_from = 0;
     all.cost_ns = program_.cost_ns;
   }
-  const size_t at = all.code.size();
-  all.code.insert(all.code.end(), {number_of(Instruction::effect), 0, 0});
+  Instruction last{Instruction::effect, all.operators++};
   for (const uint64_t number : begun.reads)
     if (const auto name = names_.find(static_cast<int64_t>(number)); name != names_.end())
-      all.code.push_back(static_cast<int64_t>(name->second));
-  all.code[at + 2] = static_cast<int64_t>(all.code.size() - at - 3);
-  all.code.push_back(0);
+      last.arguments.push_back(name->second);
+  all.instructions.push_back(std::move(last));
   for (const uint64_t size : begun.sizes)
     all.workspace.insert(all.workspace.end(), {DTR_MEMORY_ALLOCATE, static_cast<int64_t>(size)});
   all.workspace_at.push_back(static_cast<int64_t>(all.workspace.size()));
@@ -284,36 +297,21 @@ OwnedProgram StepLog::whole(const Repetition& of, const Begun& begun) const {
   return all;
 }
 
-OwnedProgram StepLog::last_steps(const Repetition& of) const {
+JobProgram StepLog::last_steps(const Repetition& of) const {
   const uint64_t first = first_of(of);
-  const std::vector<int64_t>& code = program_.code;
-  const uint64_t from = operators_[first].code_at;
+  const size_t from = operators_[first].instruction;
   // What is alive there is a constant.
   std::vector<int64_t> alive(sizes_.size(), -1);
-  const auto define = [&](int64_t name, int64_t size) { alive[static_cast<size_t>(name)] = size; };
-  OwnedProgram steps;
-  for (uint64_t at = 0; at < from;) {
-    const auto instruction = static_cast<Instruction::Kind>(code[at]);
-    if (instruction == Instruction::constant) {
-      define(code[at + 1], code[at + 2]);
-      at += 3;
-    } else if (instruction == Instruction::release) {
-      define(code[at + 1], -1);
-      at += 2;
-    } else {
-      at += 3 + static_cast<uint64_t>(code[at + 2]);
-      const auto results = static_cast<uint64_t>(code[at++]);
-      if (instruction == Instruction::mutate) {
-        at += results;
-        continue;
-      }
-      for (uint64_t i = 0; i < results; ++i, at += 3) define(code[at], code[at + 1]);
-    }
+  for (size_t i = 0; i < from; ++i) {
+    const Instruction& before = program_.instructions[i];
+    if (before.kind == Instruction::release) alive[before.arguments[0]] = -1;
+    for (const Result& result : before.results)
+      if (result.is_fresh()) alive[result.name] = result.size_bytes;
   }
-  for (size_t name = 0; name < alive.size(); ++name)
+  JobProgram steps;
+  for (uint32_t name = 0; name < alive.size(); ++name)
     if (alive[name] >= 0) {
-      steps.code.insert(steps.code.end(), {number_of(Instruction::constant),
-                                           static_cast<int64_t>(name), alive[name]});
+      steps.instructions.push_back({Instruction::constant, 0, 0, {}, {{name, -1, alive[name]}}});
       steps.constant_bytes += static_cast<uint64_t>(alive[name]);
     }
   add_operators(of, first, end_of(of), from, steps);

@@ -10,40 +10,46 @@
 #include <vector>
 
 #include "run/step_plan.h"
-#include "simulate/runtime.h"
+#include "simulate/program.h"
 
 namespace dtr {
 
-// A program that owns its numbers.
-struct OwnedProgram {
-  std::vector<int64_t> code;
-  std::vector<int64_t> workspace;
-  std::vector<int64_t> workspace_at{0};
-  uint64_t counted_from = 0;         // the operator with which what is played for begins
-  int64_t cost_ns = 0;               // of those from there on
-  std::vector<uint64_t> calls;       // by operator (run/step_plan.h)
-  std::vector<uint32_t> made_ahead;  // likewise: results whose memory is there before it begins
+// What a job ran, and what of it counts.
+struct JobProgram : Program {
+  uint64_t counted_from = 0;    // the operator with which what is played for begins
+  int64_t cost_ns = 0;          // of those from there on
+  std::vector<uint64_t> calls;  // by operator (run/step_plan.h)
   // Of memory of its own, at its beginning; it is there all the time.
   uint64_t constant_bytes = 0;
-
-  Program view() const {
-    return {code.data(),
-            code.size(),
-            workspace.data(),
-            workspace_at.data(),
-            workspace_at.size() - 1,
-            counted_from,
-            made_ahead.data()};
-  }
 };
 
 class StepLog {
  public:
   void append(const std::vector<int64_t>& records);
+  // One record after the other. Storages have the op log's numbers.
+  void constant(int64_t number, uint64_t size_bytes);
+  void release(int64_t number);
+  // Of the next operator (DTR_MEMORY_...).
+  void memory(int64_t kind, int64_t value);
+  struct Made {
+    int64_t number;  // kView: a view
+    uint64_t size_bytes;
+  };
+  static constexpr int64_t kView = -1;
+  struct Ran {
+    Instruction::Kind kind;
+    uint64_t operator_name;  // as the op log has it
+    int64_t cost_ns;
+    std::vector<int64_t> reads;
+    std::vector<Made> made;
+    std::vector<int64_t> overwritten;  // of MUTATE: indices of what it reads; -1 - i: i, unread
+  };
+  void ran(const Ran& of);
   void clear() { *this = StepLog(); }
 
   uint64_t operators() const { return operators_.size(); }
-  uint64_t numbers() const { return program_.code.size() + program_.workspace.size(); }
+  // Of all records that count.
+  uint64_t numbers() const { return numbers_ + program_.workspace.size(); }
   // The step that was repeated last, at least twice. It leaves as much memory in use as it found: so
   // the cells of an unrolled network are none. It begins where the least is in use.
   struct Repetition {
@@ -59,10 +65,10 @@ class StepLog {
   // If nothing was repeated: from the last point on at which less was in use than ever after, and
   // which a fair share of the operators follows; so what the job holds by now is there from the
   // beginning.
-  OwnedProgram last_steps(const Repetition& of) const;
+  JobProgram last_steps(const Repetition& of) const;
   // All that was heard up to their end, of which as much counts. So what they find there can be
   // computed again, which is a constant in last_steps().
-  OwnedProgram whole(const Repetition& of) const;
+  JobProgram whole(const Repetition& of) const;
   // An operator that has begun: the numbers of the op log that it reads, and the sizes of what it
   // allocates.
   struct Begun {
@@ -70,15 +76,15 @@ class StepLog {
     std::vector<uint64_t> sizes;
   };
   // All that was heard, and that operator. If nothing was repeated, all of it counts.
-  OwnedProgram whole(const Repetition& of, const Begun& begun) const;
+  JobProgram whole(const Repetition& of, const Begun& begun) const;
   // The last number of the op log that was given when the second of those steps began. What has a
   // higher one belongs to a step.
   uint64_t last_number_before_steps(const Repetition& of) const;
 
  private:
   struct Operator {
-    uint64_t code_at;  // where its instruction begins
-    uint64_t hash;     // of its kind and sizes
+    size_t instruction;
+    uint64_t hash;  // of its kind and sizes
     uint64_t call;
     uint32_t made_ahead;
     int64_t cost_ns;
@@ -88,19 +94,19 @@ class StepLog {
 
   uint64_t first_of(const Repetition& of) const;
   uint64_t end_of(const Repetition& of) const { return of.period > 0 ? of.end : operators_.size(); }
-  void add_operators(const Repetition& of, uint64_t first, uint64_t last, uint64_t from,
-                     OwnedProgram& to) const;
-  uint64_t name_of(int64_t number);
-  void define(uint64_t name, uint64_t size_bytes);
-  void add_operator(const Operator& of);
+  void add_operators(const Repetition& of, uint64_t first, uint64_t last, size_t from,
+                     JobProgram& to) const;
+  uint32_t define(int64_t number, uint64_t size_bytes);
+  uint32_t use(int64_t number);
 
-  OwnedProgram program_;
+  JobProgram program_;
   std::vector<Operator> operators_;
-  std::unordered_map<int64_t, uint64_t> names_;  // by number of the op log
+  std::unordered_map<int64_t, uint32_t> names_;  // by number of the op log
   std::vector<uint64_t> sizes_;                  // by name
   uint64_t last_number_ = 0;                     // of the op log
-  int64_t last_kind_ = -1;                       // of the last operator's record
-  std::vector<uint64_t> unused_;                 // names of what was released, to be given again
+  uint64_t numbers_ = 0;
+  Instruction::Kind last_kind_ = Instruction::constant;  // of the last operator's record
+  std::vector<uint32_t> unused_;  // names of what was released, to be given again
   uint64_t live_bytes_ = 0;
 };
 

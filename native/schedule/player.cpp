@@ -110,8 +110,8 @@ void Player::release(uint32_t tensor) {
     evict(storage);
 }
 
-Span<uint32_t> Player::begin(uint32_t tensor) {
-  const Span<uint32_t> inputs = plan_.ops[plan_.tensors[tensor].op].inputs;
+const std::vector<uint32_t>& Player::begin(uint32_t tensor) {
+  const std::vector<uint32_t>& inputs = plan_.ops[plan_.tensors[tensor].op].inputs;
   for (const uint32_t input : inputs) access_[plan_.tensors[input].storage] = clock_;
   return inputs;
 }

@@ -79,7 +79,7 @@ class Player : private simrd::Playback<Player> {
   void get(uint32_t tensor) { ++references_[plan_.tensors[tensor].storage]; }
   void release(uint32_t tensor);
   bool is_defined(uint32_t tensor) const { return defined_[tensor]; }
-  Span<uint32_t> begin(uint32_t tensor);
+  const std::vector<uint32_t>& begin(uint32_t tensor);
   void waits(uint64_t) {}
   void execute(const Step& step);
   void make_room(uint64_t bytes);

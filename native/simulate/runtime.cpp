@@ -14,7 +14,6 @@
 #include "base/handles.h"
 #include "fragmentation.h"
 #include "policy/move_price.h"
-#include "program.h"
 #include "run/engine.h"
 #include "toy/simulated_framework.h"
 
@@ -30,8 +29,6 @@ constexpr uint64_t kManyBytes = uint64_t{1} << 37;
 constexpr int32_t kByte = 0;      // c10::ScalarType::Byte
 constexpr double kLeastRate = 1;  // bytes per second
 
-enum Trace : int64_t { allocate, free_temporary, result };
-
 struct Thrash {};
 // What does not count is no reason to end before it has repeated so many times what it computes.
 constexpr int64_t kMostTimes = 8;
@@ -39,56 +36,15 @@ constexpr int64_t kMostTimes = 8;
 constexpr uint64_t kScoreWork = 16;
 constexpr uint64_t kOperatorWork = 150, kOperatorInHeapWork = 300;
 
-// Checks what operators allocate; results: how many each has. Returns the bytes of all temporaries,
-// with 512 for each.
-unsigned __int128 check_workspace(const Program& program, const std::vector<size_t>& results) {
-  if (results.size() != program.operators)
-    throw InvalidArgument("operators is " + std::to_string(program.operators) +
-                          "; the program has " + std::to_string(results.size()));
-  constexpr int64_t kMost = int64_t{1} << 62;
+// The bytes of all that is allocated, with 512 for each.
+uint64_t needed_bytes(const Program& program) {
   unsigned __int128 bytes = 0;
-  std::vector<bool> is_there;  // by temporary of the operator
-  int64_t at = 0;
-  for (uint64_t k = 0; k < program.operators; ++k) {
-    const int64_t begin = program.workspace_at[k], end = program.workspace_at[k + 1];
-    if (begin != at || end < begin || (end - begin) % 2 != 0)
-      throw InvalidArgument("workspace_at: operator " + std::to_string(k) + " has " +
-                            std::to_string(begin) + " to " + std::to_string(end) +
-                            "; allowed: whole pairs, from " + std::to_string(at) + " on");
-    is_there.clear();
-    for (; at < end; at += 2) {
-      const int64_t kind = program.workspace[at], value = program.workspace[at + 1];
-      bool allowed = value >= 0;
-      if (kind == Trace::allocate) {
-        allowed &= value <= kMost;
-        bytes += static_cast<uint64_t>(value) + 512;
-        is_there.push_back(true);
-      } else if (kind == Trace::free_temporary) {
-        allowed = allowed && static_cast<uint64_t>(value) < is_there.size() && is_there[value];
-        if (allowed) is_there[value] = false;
-      } else {
-        allowed &= kind == Trace::result && static_cast<uint64_t>(value) < results[k];
-      }
-      if (!allowed)
-        throw InvalidArgument("workspace: operator " + std::to_string(k) + " has the entry " +
-                              std::to_string(kind) + ", " + std::to_string(value) +
-                              "; allowed: 0 with bytes up to 2^62, 1 with a temporary that is "
-                              "there, 2 with a result");
-    }
-  }
-  return bytes;
-}
-
-// Checks what operators allocate. Returns the bytes of all that is allocated, with 512 for each.
-uint64_t check_memory(const Program& program, const Instructions& instructions) {
-  unsigned __int128 bytes = 0;
-  std::vector<size_t> results;  // of each operator
-  for (const Instruction& of : instructions) {
-    if (of.is_operator()) results.push_back(of.kind == Instruction::mutate ? 0 : of.results.size());
+  const auto add = [&](int64_t size_bytes) { bytes += static_cast<uint64_t>(size_bytes) + 512; };
+  for (const Instruction& of : program.instructions)
     for (const Result& result : of.results)
-      if (result.is_fresh()) bytes += static_cast<uint64_t>(result.size_bytes) + 512;
-  }
-  if (program.workspace_at) bytes += check_workspace(program, results);
+      if (result.is_fresh()) add(result.size_bytes);
+  for (size_t at = 0; at < program.workspace.size(); at += 2)
+    if (program.workspace[at] == DTR_MEMORY_ALLOCATE) add(program.workspace[at + 1]);
   constexpr uint64_t kMost = uint64_t{1} << 60;
   return static_cast<uint64_t>(std::min<unsigned __int128>(bytes, kMost));
 }
@@ -180,20 +136,18 @@ struct Buffer {
 
 class RuntimeSimulation final : private Observer {
  public:
-  RuntimeSimulation(const dtr_runtime_options& options, const Program& program,
-                    const Instructions& instructions, uint64_t needed_bytes, Simulation& out)
+  RuntimeSimulation(const dtr_runtime_options& options, const Program& program, Simulation& out)
       : options_(options),
         program_(program),
-        instructions_(instructions),
         out_(out),
-        world_(options, needed_bytes),
+        world_(options, needed_bytes(program)),
         engine_(of(world_.engine)),
         framework_(of(world_.sim)),
         fragmentation_(world_.pool,
                        options.space == DTR_SPACE_FIXED ? 0 : World::chunk_bytes(options),
                        options.space == DTR_SPACE_BYTES, out.result),
         trajectory_(out.trajectory),
-        names_(instructions.names(), nullptr) {
+        names_(program.names, nullptr) {
     engine_.watch(this);
   }
 
@@ -237,7 +191,7 @@ class RuntimeSimulation final : private Observer {
   // ---- the program ----
 
   void execute_all() {
-    for (const Instruction& of : instructions_) switch (of.kind) {
+    for (const Instruction& of : program_.instructions) switch (of.kind) {
         case Instruction::constant: {
           Buffer* buffer = adopt(make_tensor(of.results[0].size_bytes));
           define(of.results[0].name, buffer);
@@ -307,7 +261,7 @@ class RuntimeSimulation final : private Observer {
   // An op from begin to end, as the recorder has it; its new tensors are left in results_.
   void execute(const Instruction& of, uint64_t first_tensor) {
     const size_t arguments = of.arguments.size();
-    if (of.op == program_.counted_from && of.op > 0) begin_counting();
+    if (of.op == out_.counted_from && of.op > 0) begin_counting();
     if (of.op == out_.plan_from && out_.make_plan) begin_plan();
     trajectory_.begins(of.op);
     if (frame_.buffer.size() < arguments + of.results.size())
@@ -364,13 +318,13 @@ class RuntimeSimulation final : private Observer {
   }
 
   int64_t told_cost(const Instruction& of) const {
-    if (!program_.weights) return of.cost;
-    return static_cast<int64_t>(program_.weights[of.op] * static_cast<double>(of.cost));
+    if (out_.weights.empty()) return of.cost;
+    return static_cast<int64_t>(out_.weights[of.op] * static_cast<double>(of.cost));
   }
 
   // The first results have memory that was allocated before, for the operator to fill.
   void make_ahead(const Instruction& of) {
-    if (!program_.made_ahead || of.kind == Instruction::mutate) return;
+    if (program_.made_ahead.empty() || of.kind == Instruction::mutate) return;
     const size_t count = std::min<size_t>(program_.made_ahead[of.op], of.results.size());
     if (count == 0) return;
     trajectory_.run_begins(of.op, true, true);
@@ -402,14 +356,14 @@ class RuntimeSimulation final : private Observer {
       const Result& result = of.results[i];
       if (result.is_fresh() && !results_[i]) results_[i] = make_tensor(result.size_bytes);
     };
-    if (program_.workspace_at) {
+    if (!program_.workspace_at.empty()) {
       const int64_t end = program_.workspace_at[of.op + 1];
       for (int64_t at = program_.workspace_at[of.op]; at < end; at += 2) {
         const int64_t kind = program_.workspace[at];
         const int64_t value = program_.workspace[at + 1];
-        if (kind == allocate) {
+        if (kind == DTR_MEMORY_ALLOCATE) {
           temporaries_.push_back(make_tensor(value));
-        } else if (kind == result) {
+        } else if (kind == DTR_MEMORY_RESULT) {
           make_result(static_cast<size_t>(value));
         } else {
           used(temporaries_[value]);
@@ -664,7 +618,6 @@ class RuntimeSimulation final : private Observer {
 
   const dtr_runtime_options& options_;
   const Program& program_;
-  const Instructions& instructions_;
   Simulation& out_;
   World world_;
   Engine& engine_;
@@ -672,7 +625,7 @@ class RuntimeSimulation final : private Observer {
   Frame frame_;
   Fragmentation fragmentation_;
   TrajectoryRecorder trajectory_;
-  bool is_counting_ = program_.counted_from == 0;
+  bool is_counting_ = out_.counted_from == 0;
   dtr_engine_stats engine_before_{};
   dtr_pool_stats pool_before_{};
   std::vector<Buffer*> names_;
@@ -722,8 +675,6 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
   if (options.common.least_size_share != 0)
     throw InvalidArgument("least_size_share is " + std::to_string(options.common.least_size_share) +
                           "; allowed with runtime semantics: 0");
-  const Instructions instructions(program.code, program.numbers, Names::live);
-  const uint64_t needed_bytes = check_memory(program, instructions);
   if (options.space != DTR_SPACE_BYTES &&
       options.common.budget_bytes < World::chunk_bytes(options)) {
     // No chunk fits, so no block does.
@@ -731,7 +682,7 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
     simulation.result.clock = 1;
     return;
   }
-  RuntimeSimulation run(options, program, instructions, needed_bytes, simulation);
+  RuntimeSimulation run(options, program, simulation);
   try {
     run.run();
   } catch (...) {

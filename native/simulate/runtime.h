@@ -14,30 +14,13 @@
 //   - What an op allocates besides its results, and in which order, is as the log has it.
 #pragma once
 
-#include <cstdint>
-
 #include "dtr_alloc.h"
+#include "program.h"
 #include "simulation.h"
 
 namespace dtr {
 
-// A program, as dtr_simulate_runtime has it (dtr/simulate.h).
-struct Program {
-  const int64_t* code;
-  uint64_t numbers;
-  const int64_t* workspace;
-  const int64_t* workspace_at;
-  uint64_t operators;
-  // What happens before this operator is no part of what is counted as computed again, moved or
-  // mapped: it fills memory, and is what the engine has seen of the job.
-  uint64_t counted_from = 0;
-  // By operator: so many of its results have memory before it begins. Null: none has.
-  const uint32_t* made_ahead = nullptr;
-  // By operator: what the engine is told that it costs, in terms of its cost. Null: 1.
-  const double* weights = nullptr;
-};
-
-// Throws InvalidArgument for options or a program that make no sense.
+// Throws InvalidArgument for options that make no sense.
 void simulate_runtime(const dtr_runtime_options& options, const Program& program,
                       Simulation& simulation);
 

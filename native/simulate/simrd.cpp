@@ -165,12 +165,12 @@ void Machine::add_ordered_edges(const Op& op) {
       graph_.nodes[tensors_[tensor].storage].next[kAncestors].push_back(tensors_[input].storage);
 }
 
-Span<uint32_t> Machine::begin(uint32_t tensor) {
+const std::vector<uint32_t>& Machine::begin(uint32_t tensor) {
   const Storage& storage = storages_[tensors_[tensor].storage];
   check(!tensors_[tensor].defined && !storage.banished);
   check(graph_.material[tensors_[tensor].storage] || storage.locks == 0);
-  Span<uint32_t> inputs = log_.ops[tensors_[tensor].op].inputs;
-  if (banishes()) inputs = {links_[tensor].parents.data(), links_[tensor].parents.size()};
+  const std::vector<uint32_t>& inputs =
+      banishes() ? links_[tensor].parents : log_.ops[tensors_[tensor].op].inputs;
   for (const uint32_t input : inputs) {
     const uint32_t from = tensors_[input].storage;
     if (!banishes() || storages_[from].references > 0) stamp(from);

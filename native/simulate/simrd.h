@@ -121,7 +121,7 @@ class Machine : private Playback<Machine> {
   void add_edges(const Op& op);
   void add_ordered_edges(const Op& op);
   bool is_defined(uint32_t tensor) const { return tensors_[tensor].defined; }
-  Span<uint32_t> begin(uint32_t tensor);
+  const std::vector<uint32_t>& begin(uint32_t tensor);
   void waits(uint64_t steps) { result_.chain_depth = std::max(result_.chain_depth, steps); }
   void execute(const Step& step);
   void unlock_inputs(uint32_t tensor);

@@ -1,22 +1,22 @@
 #include "simrd_log.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "errors.h"
 
 namespace dtr::simrd {
 
 Log::Log(const int64_t* program, uint64_t numbers) {
-  const Instructions instructions(program, numbers, Names::ordered);
-  inputs_.reserve(instructions.arguments());
-  std::vector<uint32_t> names(instructions.names());  // the tensor of each
-  std::vector<int32_t> references;                    // of each tensor, by names
+  Program decoded = dtr::decoded(program, numbers, Names::ordered);
+  std::vector<uint32_t> names(decoded.names);  // the tensor of each
+  std::vector<int32_t> references;             // of each tensor, by names
   const auto refer = [&](uint32_t tensor, int32_t change) {
     references.resize(tensors.size(), 1);
     references[tensor] += change;
     events.push_back({change > 0 ? Event::get : Event::release, tensor});
   };
-  for (const Instruction& of : instructions) switch (of.kind) {
+  for (Instruction& of : decoded.instructions) switch (of.kind) {
       case Instruction::constant:
       case Instruction::effect:  // simrd knows but its constants
         for (const Result& result : of.results) {
@@ -30,8 +30,8 @@ Log::Log(const int64_t* program, uint64_t numbers) {
         if (of.results.size() == 0) break;
         begin_op(false, of.cost);
         Op& op = ops.back();
-        op.inputs = {inputs_.data() + inputs_.size(), of.arguments.size()};
-        for (const uint32_t name : of.arguments) inputs_.push_back(names[name]);
+        op.inputs = std::move(of.arguments);
+        for (uint32_t& input : op.inputs) input = names[input];
         // What MUTATE makes has the arguments' sizes, and takes their names; then the old go.
         const bool mutates = of.kind == Instruction::mutate;
         for (const Result& result : of.results) {

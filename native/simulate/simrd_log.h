@@ -18,7 +18,7 @@ struct Op {
   uint32_t first_output = 0;
   uint32_t outputs = 0;
   bool constant = false;
-  Span<uint32_t> inputs;  // tensors in argument order, repeated if given twice
+  std::vector<uint32_t> inputs;  // tensors in argument order, repeated if given twice
 
   uint32_t end_output() const { return first_output + outputs; }
 };
@@ -61,8 +61,6 @@ class Log {
  private:
   void begin_op(bool constant, int64_t cost);
   void add_output(uint64_t size_bytes, const uint32_t* looks_at);
-
-  std::vector<uint32_t> inputs_;  // of all ops
 };
 
 }  // namespace dtr::simrd

@@ -87,7 +87,7 @@ int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* 
     dtr::require_between("measure", options->measure, 0, 1);
     if ((workspace == nullptr) != (workspace_at == nullptr))
       dtr::require(nullptr, workspace ? "workspace_at" : "workspace");
-    const dtr::Program log{program, numbers, workspace, workspace_at, operators};
+    const dtr::Program log = dtr::decoded(program, numbers, workspace, workspace_at, operators);
     auto simulation = std::make_unique<dtr::Simulation>();
     dtr::simulate_runtime(*options, log, *simulation);
     *out = dtr::make_handle<dtr_simulation>(std::move(simulation));

@@ -22,6 +22,11 @@ struct Simulation {
   // as if it thrashed.
   uint64_t most_work = UINT64_MAX;
   uint64_t work = 0;
+  // What happens before this operator is no part of what is counted as computed again, moved or
+  // mapped: it fills memory, and is what the engine has seen of the job.
+  uint64_t counted_from = 0;
+  // By operator: what the engine is told that it costs, in terms of its cost. Empty: 1.
+  std::vector<double> weights;
   // A plan to follow from one operator of the program on, given what is in memory there.
   uint64_t plan_from = 0;
   std::function<StepPlan(const std::vector<NamedBlock>&)> make_plan;

@@ -11,7 +11,7 @@ void repetition_of(const int64_t* records, uint64_t count, uint64_t* found) {
   dtr::StepLog log;
   log.append({records, records + count});
   const dtr::StepLog::Repetition step = log.repetition();
-  const dtr::OwnedProgram program = log.last_steps(step);
+  const dtr::JobProgram program = log.last_steps(step);
   found[0] = step.period;
   found[1] = step.end;
   found[2] = step.steps;
