@@ -9,7 +9,6 @@
 #include "base/error.h"
 #include "base/handles.h"
 #include "cuda_driver.h"
-#include "cuda_map_times.h"
 #include "dtr_alloc.h"
 #include "event_log.h"
 #include "make_pool.h"
@@ -353,24 +352,6 @@ DTR_EXPORT int32_t dtr_cuda_probe(const char* library_path, int32_t* device_coun
   return guard([&] {
     int32_t count = dtr::cuda_probe(library_path);
     if (device_count != nullptr) *device_count = count;
-  });
-}
-
-DTR_EXPORT int32_t dtr_cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t chunks,
-                                      uint64_t rounds, int64_t* create_ns, int64_t* map_ns,
-                                      int64_t* access_ns, int64_t* unmap_ns, int64_t* release_ns) {
-  return guard([&] {
-    require(create_ns, "create_ns");
-    require(map_ns, "map_ns");
-    require(access_ns, "access_ns");
-    require(unmap_ns, "unmap_ns");
-    require(release_ns, "release_ns");
-    const dtr::CudaMapTimes times = dtr::cuda_map_times(device, chunk_bytes, chunks, rounds);
-    *create_ns = times.create_ns;
-    *map_ns = times.map_ns;
-    *access_ns = times.access_ns;
-    *unmap_ns = times.unmap_ns;
-    *release_ns = times.release_ns;
   });
 }
 

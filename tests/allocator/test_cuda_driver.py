@@ -1,13 +1,10 @@
 """The CUDA driver on the stand-in for libcuda. Needs the native build and g++, no GPU."""
 
-from contextlib import suppress
-
 import pytest
 from native_fixtures import OUT_OF_MEMORY, UNKNOWN, compile_cpp
 from native_pool import (
     MIB,
     DriverFailed,
-    Invalid,
     NativePool,
     OutOfMemory,
     WrongState,
@@ -256,52 +253,3 @@ def test_destroying_may_be_tried_again_after_a_failure(fake_cuda):
     assert fake_cuda.failed() == "cuDevicePrimaryCtxRelease"
     assert n > 10
     fake_cuda.reset()
-
-
-def map_times(chunk: int, chunks: int, rounds: int) -> list[int]:
-    times = [ffi.new("int64_t *") for _ in range(5)]
-    check(lib.dtr_cuda_map_times(0, chunk, chunks, rounds, *times))
-    return [of[0] for of in times]
-
-
-def test_the_cost_of_mapping_is_measured_beside_the_pools(fake_cuda):
-    """Access is given, and memory unmapped, by one call a round, and what it takes is given back,
-    whatever fails."""
-    with NativePool("cuda", budget=8 * CHUNK) as pool:
-        start = fake_cuda.calls()
-        assert all(ns >= 0 for ns in map_times(CHUNK, 3, 10))
-        one = fake_cuda.calls()
-        assert all(ns >= 0 for ns in map_times(2 * CHUNK, 3, 30))
-        assert fake_cuda.calls() - one == one - start + 20 * (3 * 3 + 2)
-        assert pool.stats().reserved_bytes == 0
-    assert fake_cuda.leaks() == 0
-    for n in range(1, one - start + 1):
-        fake_cuda.fail_call(n, UNKNOWN)
-        with suppress(DriverFailed):
-            map_times(CHUNK, 3, 3)
-        fake_cuda.fail_call(0, 0)
-        last = ("cuMemAddressFree", "cuDevicePrimaryCtxRelease")
-        assert fake_cuda.leaks() == 0 or fake_cuda.failed() in last
-        if fake_cuda.leaks() != 0:
-            break
-    fake_cuda.reset()
-
-
-@pytest.mark.parametrize(
-    ("chunk", "chunks", "rounds"),
-    [
-        (0, 1, 1),
-        (4096, 1, 1),
-        (CHUNK, 0, 1),
-        (CHUNK, 1 << 30, 1),
-        (CHUNK, 1, 0),
-        (CHUNK, 1, 1 << 30),
-    ],
-)
-def test_a_chunk_or_a_count_that_cannot_be_measured_is_refused(fake_cuda, chunk, chunks, rounds):
-    """The message has the argument and what is allowed."""
-    with pytest.raises(Invalid, match=r"(chunk_bytes|chunks|rounds) is \d+; allowed"):
-        map_times(chunk, chunks, rounds)
-    fake_cuda.set_vmm(0)
-    with pytest.raises(DriverFailed, match="no virtual memory management"):
-        map_times(CHUNK, 1, 1)

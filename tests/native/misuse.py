@@ -644,7 +644,7 @@ class Sequence:
     def run(self, steps: int) -> None:
         world = self.world
         world.fill()
-        uniform = [f for f in FUNCTIONS if f.name not in ("dtr_cuda_map_times", "dtr_cuda_probe")]
+        uniform = [f for f in FUNCTIONS if f.name != "dtr_cuda_probe"]
         own = [*[self.op_begin] * 4, *[self.evict] * 5, *[self.commit] * 2]
         own += [self.op_end, self.new_tensor, self.allocate]
         frames = [f for f in FUNCTIONS if f.name.startswith(("dtr_op_", "dtr_remat_"))]

@@ -74,16 +74,6 @@ int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream);
  * Fails iff: DTR_DRIVER if it cannot be loaded, lacks a function, or has no device. */
 int32_t dtr_cuda_probe(const char* library_path, int32_t* device_count);
 
-/* Measures the driver's calls by which chunks of memory side by side come (create and map for each,
- * set access once) and go (unmap once, release for each), outside of every pool: medians over
- * rounds, of all chunks together, by the host's clock.
- * Fails iff: DTR_INVALID if there is no such device, chunk_bytes is no multiple of the granularity,
- * chunks is not in 1 to 2^16, or rounds is not in 1 to 2^20; DTR_DRIVER if the device has no virtual
- * memory management, or refuses. */
-int32_t dtr_cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t chunks, uint64_t rounds,
-                           int64_t* create_ns, int64_t* map_ns, int64_t* access_ns,
-                           int64_t* unmap_ns, int64_t* release_ns);
-
 /* Sets the library in which CUDA's functions are looked up; NULL: libcuda.so.1. For tests.
  * Fails iff: DTR_STATE if a CUDA pool exists. */
 int32_t dtr_cuda_set_library(const char* library_path);

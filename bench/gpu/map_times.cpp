@@ -1,17 +1,18 @@
-#include "cuda_map_times.h"
-
+// What the calls cost that chunks of memory take to come and go (mapping.py).
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "cuda_context.h"
 #include "cuda_driver.h"
 #include "errors.h"
 
-namespace dtr {
-
 namespace {
+
+using namespace dtr;
 
 int64_t median(std::vector<int64_t>& of) {
   auto middle = of.begin() + of.size() / 2;
@@ -70,47 +71,42 @@ class TimedChunks {
   uint64_t mapped_ = 0;  // chunks
 };
 
-}  // namespace
-
-CudaMapTimes cuda_map_times(int32_t device, uint64_t chunk_bytes, uint64_t chunks,
-                            uint64_t rounds) {
+// Maps and unmaps so many chunks side by side. times: medians over the rounds, of all chunks
+// together, by the host's clock: of cuMemCreate, cuMemMap, cuMemSetAccess, cuMemUnmap, cuMemRelease.
+void measure(int32_t device, uint64_t chunk_bytes, uint64_t chunks, uint64_t rounds,
+             int64_t* times) {
   cuda_require_virtual_memory(device);
   std::shared_ptr<const CudaApi> cuda = cuda_api();
   CuDevice handle = 0;
   cuda->check(cuda->device_get(&handle, device), "cuDeviceGet");
   PrimaryContext context(*cuda, handle);
   CurrentContext current(*cuda, context.get());
-  const CuMemAllocationProp kind{1, 0, {1, handle}, nullptr, {}};
-  size_t granularity = 0;
-  cuda->check(cuda->granularity(&granularity, &kind, kGranularityRecommended),
-              "cuMemGetAllocationGranularity");
-  if (chunk_bytes == 0 || chunk_bytes % granularity != 0) {
-    throw InvalidArgument("chunk_bytes is " + std::to_string(chunk_bytes) +
-                          "; allowed: a multiple of the granularity, " + size_text(granularity));
-  }
-  constexpr uint64_t kMostRounds = 1 << 20, kMostChunks = 1 << 16;
-  if (chunks == 0 || chunks > kMostChunks) {
-    throw InvalidArgument("chunks is " + std::to_string(chunks) + "; allowed: 1 to " +
-                          std::to_string(kMostChunks));
-  }
-  if (rounds == 0 || rounds > kMostRounds) {
-    throw InvalidArgument("rounds is " + std::to_string(rounds) + "; allowed: 1 to " +
-                          std::to_string(kMostRounds));
-  }
-  TimedChunks all(*cuda, chunk_bytes, chunks, kind);
+  TimedChunks all(*cuda, chunk_bytes, chunks, {1, 0, {1, handle}, nullptr, {}});
   using Step = void (TimedChunks::*)();
   const Step steps[] = {&TimedChunks::create, &TimedChunks::map, &TimedChunks::set_access,
                         &TimedChunks::unmap, &TimedChunks::release};
-  std::vector<int64_t> times[5];
+  std::vector<int64_t> taken[5];
   for (uint64_t round = 0; round < rounds; ++round) {
     for (int step = 0; step < 5; ++step) {
       const auto begin = std::chrono::steady_clock::now();
       (all.*steps[step])();
-      const auto taken = std::chrono::steady_clock::now() - begin;
-      times[step].push_back(std::chrono::nanoseconds(taken).count());
+      const auto time = std::chrono::steady_clock::now() - begin;
+      taken[step].push_back(std::chrono::nanoseconds(time).count());
     }
   }
-  return {median(times[0]), median(times[1]), median(times[2]), median(times[3]), median(times[4])};
+  for (int step = 0; step < 5; ++step) times[step] = median(taken[step]);
 }
 
-}  // namespace dtr
+}  // namespace
+
+// Null, or what went wrong. library: libcuda's path, or null.
+extern "C" const char* map_times(const char* library, int32_t device, uint64_t chunk_bytes,
+                                 uint64_t chunks, uint64_t rounds, int64_t* times) try {
+  cuda_set_library(library);
+  measure(device, chunk_bytes, chunks, rounds, times);
+  return nullptr;
+} catch (const std::exception& error) {
+  static std::string text;
+  text = error.what();
+  return text.c_str();
+}
