@@ -12,6 +12,7 @@
 #include "block.h"
 #include "device_work.h"
 #include "driver.h"
+#include "dtr/pool.h"
 #include "event_log.h"
 #include "locks.h"
 
@@ -19,65 +20,11 @@ namespace dtr {
 
 constexpr uint64_t kNoLimit = UINT64_MAX;
 
-struct PoolStats {
-  uint64_t budget_bytes;
-  uint64_t allocated_bytes;
-  uint64_t peak_allocated_bytes;
-  uint64_t reserved_bytes;
-  uint64_t peak_reserved_bytes;
-  uint64_t requested_bytes;
-  uint64_t largest_free_bytes;
-  uint64_t live_blocks;
-  uint64_t allocations;
-  uint64_t frees;
-  uint64_t mapped_chunks;
-  uint64_t unmapped_chunks;
-  uint64_t remaps;
-  uint64_t out_of_memory_errors;
-  uint64_t total_bytes;
-  uint64_t peak_requested_bytes;
-  uint64_t ever_allocated_bytes;
-  uint64_t ever_requested_bytes;
-  uint64_t chunk_bytes;
-  uint64_t host_waits;
-  uint64_t host_wait_ns;
-  uint64_t peak_live_blocks;
-  uint64_t peak_unused_bytes;
-};
-
-struct BlockInfo {
-  uint64_t address;
-  uint64_t size_bytes;
-  uint64_t requested_bytes;
-  uint64_t stream;
-  BlockState state;
-  bool is_small;
-};
-
-// What a request of a size lacks; see Pool::room_info. Chunks are those of addresses.
-struct RoomInfo {
-  uint64_t base;            // where the first chunk begins
-  uint64_t chunk_bytes;     // 0: the pool cannot tell
-  uint64_t lacking_chunks;  // how many more it would take for a remap; UINT64_MAX: none is possible
-  int32_t fixed;            // addresses are all there is: chunks elsewhere help nobody
-  int32_t in_one_piece;     // 0: the budget is being lowered, which takes no place
-  int32_t has_hole;         // 1: there is one as large
-  int32_t unused;
-};
-
-// One of the large blocks in the order of addresses.
-enum class RunState : int32_t {
-  kFree,  // for everybody
-  kInUse,
-  kNobody,    // pending, or free and serving only some (arenas, captured streams)
-  kSettling,  // free, and work of the stream that freed it may be running
-};
-struct RunBlock {
-  uint64_t address;
-  uint64_t size_bytes;
-  RunState state;
-  int32_t unused;
-};
+// What a pool says of itself is described in dtr/pool.h.
+using PoolStats = dtr_pool_stats;
+using BlockInfo = dtr_block;
+using RoomInfo = dtr_pool_room;
+using RunBlock = dtr_run_block;
 
 // What a request says of its content, for policies that place blocks by it.
 enum class Hint : int32_t {

@@ -17,6 +17,7 @@ using Owner = uint32_t;
 constexpr Owner kIdle = 0;
 constexpr Owner kMostOwners = 1 << 16;
 
+// The first three are numbered as in dtr/pool.h (DTR_BLOCK_...).
 enum class BlockState : uint8_t {
   kFree,     // in its owner's free index
   kInUse,    // belongs to the caller

@@ -178,7 +178,7 @@ std::vector<BlockInfo> CountedPool::snapshot() {
   std::vector<BlockInfo> blocks;
   for (const auto& [address, block] : blocks_) {
     blocks.push_back(
-        {address, block.size_bytes, block.size_bytes, block.stream, BlockState::kInUse, false});
+        {address, block.size_bytes, block.size_bytes, block.stream, DTR_BLOCK_IN_USE, 0});
   }
   std::sort(blocks.begin(), blocks.end(),
             [](const BlockInfo& a, const BlockInfo& b) { return a.address < b.address; });

@@ -423,7 +423,7 @@ void Pool::log_present() {
     events_.add(EventKind::kSegmentAllocate, base + run.begin, run.end - run.begin);
   });
   for (const BlockInfo& block : walk()) {
-    if (block.state != BlockState::kInUse) continue;
+    if (block.state != DTR_BLOCK_IN_USE) continue;
     events_.add(EventKind::kAllocate, block.address, block.requested_bytes, block.stream);
   }
 }

@@ -17,7 +17,7 @@ std::vector<BlockInfo> Pool::mapped_snapshot() {
   std::vector<BlockInfo> mapped;
   const uint64_t base = reservation_.base();
   for (const BlockInfo& block : snapshot()) {
-    if (block.state != BlockState::kFree) {
+    if (block.state != DTR_BLOCK_FREE) {
       mapped.push_back(block);
       continue;
     }
@@ -42,7 +42,8 @@ std::vector<BlockInfo> Pool::walk() const {
     bool free = block->state == BlockState::kFree;
     bool in_use = block->state == BlockState::kInUse;
     blocks.push_back({base + block->offset, block->size, in_use ? block->requested() : 0,
-                      free ? 0 : heap.stream_of(block), block->state, &heap == &small_});
+                      free ? 0 : heap.stream_of(block), static_cast<int32_t>(block->state),
+                      &heap == &small_});
   };
   for (const Block* block = large_.first(); block != nullptr; block = block->next()) {
     add_block(large_, block);
@@ -58,7 +59,7 @@ std::vector<BlockInfo> Pool::walk() const {
     uint64_t at = block->offset;
     auto add_free = [&](uint64_t to) {
       if (at < to)
-        blocks.push_back({base + at, to - at, 0, small_.stream_of(block), BlockState::kFree, true});
+        blocks.push_back({base + at, to - at, 0, small_.stream_of(block), DTR_BLOCK_FREE, true});
       at = to;
     };
     for (uint32_t i = 0; i < slab->fresh; ++i) {
@@ -67,8 +68,8 @@ std::vector<BlockInfo> Pool::walk() const {
       add_free(offset);
       bool pending = streams_.pending(offset);
       blocks.push_back({base + offset, slab->object_bytes, pending ? 0 : slab->words[i],
-                        small_.stream_of(block),
-                        pending ? BlockState::kPending : BlockState::kInUse, true});
+                        small_.stream_of(block), pending ? DTR_BLOCK_WITHHELD : DTR_BLOCK_IN_USE,
+                        true});
       at = offset + slab->object_bytes;
     }
     add_free(block->end());
@@ -153,8 +154,8 @@ std::string Pool::check_counts() const {
   if (allotted_ > budget_ / chunk_) return "P1: more addresses than the budget";
   uint64_t allocated = 0, requested = 0, live = 0, pending = 0;
   for (const BlockInfo& block : walk()) {
-    pending += block.state == BlockState::kPending;
-    if (block.state != BlockState::kInUse) continue;
+    pending += block.state == DTR_BLOCK_WITHHELD;
+    if (block.state != DTR_BLOCK_IN_USE) continue;
     allocated += block.size_bytes;
     requested += block.requested_bytes;
     ++live;

@@ -53,10 +53,10 @@ uint64_t Pool::run(uint64_t address, RunBlock* blocks, uint64_t capacity) {
   }
   uint64_t count = 0;
   for (; block != nullptr && count < capacity; block = block->next()) {
-    RunState state = RunState::kNobody;
-    if (block->state == BlockState::kInUse) state = RunState::kInUse;
+    int32_t state = DTR_BLOCK_WITHHELD;
+    if (block->state == BlockState::kInUse) state = DTR_BLOCK_IN_USE;
     if (block->state == BlockState::kFree && !streams_.withheld(block->owner))
-      state = block->owner == kIdle ? RunState::kFree : RunState::kSettling;
+      state = block->owner == kIdle ? DTR_BLOCK_FREE : DTR_BLOCK_SETTLING;
     blocks[count++] = {reservation_.base() + block->offset, block->size, state, 0};
   }
   return count;

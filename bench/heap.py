@@ -48,7 +48,7 @@ def build(folder: Path, tree: Path, smoke: bool) -> Path:
         whole.write_text("".join(f'#include "{source}"\n' for source in reversed(sources)))
         sources = [whole]
     program = folder / "heap_bench"
-    command = ["g++", "-std=c++17", optimize, "-DNDEBUG", f"-I{core}"]
+    command = ["g++", "-std=c++17", optimize, "-DNDEBUG", f"-I{core}", f"-I{tree}/native/include"]
     command += [*map(str, sources), "-o", str(program), "-ldl", "-lpthread"]
     subprocess.run(command, check=True)
     return program
@@ -63,6 +63,7 @@ def tree_of(revision: str, folder: Path) -> Path:
         f"--output={archive}",
         revision,
         "allocator",
+        "native/include",
         "bench/heap_bench.cpp",
     ]
     subprocess.run(command, check=True, cwd=ROOT)

@@ -18,6 +18,7 @@ from bench.results import MIB
 from dtr_alloc import compiler
 
 ALLOCATOR = Path(__file__).parents[2] / "allocator"
+INCLUDE = ALLOCATOR.parent / "native/include"
 STAND_IN = ALLOCATOR.parent / "tests/fake_cuda/fake_cuda.cpp"
 SHAPES = ((2, 1), (8, 1), (32, 1), (128, 1), (512, 1), (2, 16), (2, 256))
 """MiB of a chunk, and how many there are."""
@@ -33,7 +34,7 @@ def compiled(folder: Path, *sources: Path) -> Path:
     cxx = compiler.find()
     if cxx is None:
         raise RuntimeError("there is no C++ compiler here")
-    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{ALLOCATOR}"]
+    flags = ["-std=c++17", "-O1", "-fPIC", "-shared", f"-I{ALLOCATOR}", f"-I{INCLUDE}"]
     command = [cxx, *flags, str(whole), "-o", str(output), "-ldl", "-lpthread"]
     subprocess.run(command, check=True)
     return output

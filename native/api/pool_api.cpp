@@ -1,6 +1,5 @@
 // The pool's part of the C interface: arguments are translated, nothing is decided here.
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -167,9 +166,7 @@ DTR_EXPORT uint64_t dtr_pool_unused_bytes(dtr_pool* pool) {
 DTR_EXPORT int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out) {
   return guard([&] {
     require(out, "out");
-    static_assert(sizeof(dtr_pool_room) == sizeof(dtr::RoomInfo), "dtr_pool_room and RoomInfo");
-    const dtr::RoomInfo info = of(pool).room_info(size_bytes);
-    std::memcpy(out, &info, sizeof *out);
+    *out = of(pool).room_info(size_bytes);
   });
 }
 
@@ -179,8 +176,7 @@ DTR_EXPORT int32_t dtr_pool_run(dtr_pool* pool, const void* address, dtr_run_blo
     require(count, "count");
     *count = 0;
     require_array(blocks, capacity, "blocks");
-    static_assert(sizeof(dtr_run_block) == sizeof(dtr::RunBlock), "dtr_run_block and RunBlock");
-    *count = of(pool).run(number(address), reinterpret_cast<dtr::RunBlock*>(blocks), capacity);
+    *count = of(pool).run(number(address), blocks, capacity);
   });
 }
 
@@ -310,12 +306,9 @@ DTR_EXPORT int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream) {
 }
 
 DTR_EXPORT int32_t dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out) {
-  // The two structs are one list of fields, in the same order.
-  static_assert(sizeof(dtr_pool_stats) == sizeof(dtr::PoolStats), "dtr_pool_stats and PoolStats");
   return guard([&] {
     require(out, "out");
-    const dtr::PoolStats stats = of(pool).stats();
-    std::memcpy(out, &stats, sizeof *out);
+    *out = of(pool).stats();
   });
 }
 
@@ -328,15 +321,8 @@ DTR_EXPORT int32_t dtr_pool_snapshot(dtr_pool* pool, dtr_block* blocks, uint64_t
   return guard([&] {
     require(count, "count");
     require_array(blocks, capacity, "blocks");
-    std::vector<dtr::BlockInfo> all = of(pool).snapshot();
-    for (uint64_t i = 0; i < all.size() && i < capacity; ++i) {
-      const dtr::BlockInfo& from = all[i];
-      int32_t state = from.state == dtr::BlockState::kFree    ? 0
-                      : from.state == dtr::BlockState::kInUse ? 1
-                                                              : 2;
-      blocks[i] = {from.address, from.size_bytes, from.requested_bytes,
-                   from.stream,  state,           from.is_small ? 1 : 0};
-    }
+    const std::vector<dtr::BlockInfo> all = of(pool).snapshot();
+    std::copy_n(all.begin(), std::min<uint64_t>(all.size(), capacity), blocks);
     *count = all.size();
   });
 }

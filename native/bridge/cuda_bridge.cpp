@@ -508,7 +508,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     }
     bool open = false;
     for (const dtr_block& block : blocks) {
-      const bool is_free = block.state == 0;
+      const bool is_free = block.state == DTR_BLOCK_FREE;
       if (is_free && block.size_bytes >= chunk_bytes) {
         open = false;
         continue;
@@ -526,7 +526,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
       auto& shown = segment.blocks.emplace_back();
       shown.size = block.size_bytes;
       shown.requested_size = block.requested_bytes;
-      shown.allocated = block.state == 1;
+      shown.allocated = block.state == DTR_BLOCK_IN_USE;
       shown.active = !is_free;
       segment.total_size += shown.size;
       segment.requested_size += shown.requested_size;

@@ -99,7 +99,7 @@ uint64_t Compactor::compact(dtr_pool* pool, Deferred& deferred) {
   const std::vector<dtr_block>& blocks = blocks_of(pool);
   const uint64_t before = environment_.stats.moved_bytes;
   for (size_t i = blocks.size(); i-- > 0;) {
-    if (blocks[i].state != 1 || blocks[i].is_small) continue;
+    if (blocks[i].state != DTR_BLOCK_IN_USE || blocks[i].is_small) continue;
     Storage* storage = graph_.by_address.find(pointer(blocks[i].address));
     if (storage) mover_.move(storage, storage->address, pointer(UINT64_MAX), false, deferred);
   }
@@ -181,7 +181,7 @@ bool Compactor::move_victims(Device& device, uint64_t size_bytes, bool fragmente
     dtr_pool_run(device.pool, pointer(begin), run.data(), run.size(), &count);
     size_t i = 0;
     while (i < count && run[i].address < end) ++i;
-    while (i < count && (run[i].state == 0 || run[i].state == 3)) {
+    while (i < count && (run[i].state == DTR_BLOCK_FREE || run[i].state == DTR_BLOCK_SETTLING)) {
       end = run[i].address + run[i].size_bytes;
       ++i;
     }
@@ -208,11 +208,11 @@ bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, D
   std::vector<Range> frees;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const dtr_block& block = blocks[i];
-    if (block.state == 1 && !block.is_small)
+    if (block.state == DTR_BLOCK_IN_USE && !block.is_small)
       in_way[i] = graph_.by_address.find(pointer(block.address));
-    if (block.state == 1) ends[i] = !in_way[i] || !mover_.is_movable(in_way[i]);
+    if (block.state == DTR_BLOCK_IN_USE) ends[i] = !in_way[i] || !mover_.is_movable(in_way[i]);
     if (block.is_small) ends[i] = true;
-    if (block.state == 0 && !block.is_small)
+    if (block.state == DTR_BLOCK_FREE && !block.is_small)
       frees.push_back({block.address, block.address + block.size_bytes});
     if (in_way[i] && !ends[i]) cost[i] = mover_.move_ns(in_way[i]);
   }
@@ -278,9 +278,9 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
   std::vector<Touched> touched;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const dtr_block& block = blocks[i];
-    if (block.state == 0) continue;
+    if (block.state == DTR_BLOCK_FREE) continue;
     // No gap is as large as two chunks.
-    if (block.state == 1 && !block.is_small && block.size_bytes < 2 * chunk)
+    if (block.state == DTR_BLOCK_IN_USE && !block.is_small && block.size_bytes < 2 * chunk)
       owners[i] = graph_.by_address.find(pointer(block.address));
     double cost = std::numeric_limits<double>::infinity();
     if (owners[i] && mover_.is_movable(owners[i])) cost = mover_.move_ns(owners[i]);
@@ -301,7 +301,7 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
   };
   std::vector<Range> gaps;
   for (const dtr_block& block : blocks) {
-    if (block.state != 0 || block.is_small) continue;
+    if (block.state != DTR_BLOCK_FREE || block.is_small) continue;
     const uint64_t end = block.address + block.size_bytes;
     const uint64_t first = number_of(block.address), last = number_of(end - 1);
     const bool low = is_touched(first), high = is_touched(last);

@@ -74,7 +74,7 @@ class Ours final : public Model {
     std::vector<dtr_fragment_block> all;
     for (const BlockInfo& block : pool_.mapped_snapshot())
       all.push_back({block.address - pool_.first_address(), block.size_bytes, block.stream,
-                     block.state == BlockState::kFree ? 0 : 1, 0});
+                     block.state == DTR_BLOCK_FREE ? 0 : 1, 0});
     return all;
   }
 

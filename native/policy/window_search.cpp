@@ -14,7 +14,9 @@ namespace {
 
 constexpr size_t kFewBlocks = 4;
 
-bool is_free(const dtr_run_block& block) { return block.state == 0 || block.state == 3; }
+bool is_free(const dtr_run_block& block) {
+  return block.state == DTR_BLOCK_FREE || block.state == DTR_BLOCK_SETTLING;
+}
 
 }  // namespace
 
@@ -58,7 +60,7 @@ bool WindowSearch::extend(Device& device, const SearchContext& context, uint64_t
       }
       const auto address = reinterpret_cast<void*>(block.address);
       while (rank < candidates.size() && candidates.at_rank(rank)->address < address) ++rank;
-      if (block.state != 1 || rank == candidates.size()) return false;
+      if (block.state != DTR_BLOCK_IN_USE || rank == candidates.size()) return false;
       Storage* const member = candidates.at_rank(rank);
       if (member->address != address) return false;
       window->price += price_of(device, member, context);
@@ -164,12 +166,14 @@ void WindowSearch::check(Device& device, const SearchContext& context) {
   uint64_t largest = kGrain;
   std::vector<Storage*> owners(count, nullptr);
   for (size_t i = 0; i < count; ++i) {
-    if (all[i].state != 1) continue;
+    if (all[i].state != DTR_BLOCK_IN_USE) continue;
     Storage* storage = graph_.by_address.find(reinterpret_cast<const void*>(all[i].address));
     if (storage && storage->candidate >= 0 && victims_.is_free_to_go(storage)) owners[i] = storage;
     largest = std::max(largest, all[i].size_bytes);
   }
-  const auto free = [&](size_t i) { return all[i].state == 0 || all[i].state == 3; };
+  const auto free = [&](size_t i) {
+    return all[i].state == DTR_BLOCK_FREE || all[i].state == DTR_BLOCK_SETTLING;
+  };
   for (const uint64_t size :
        {kGrain, largest / 2 + kGrain / 2, largest, 3 * largest, 9 * largest}) {
     const uint64_t size_bytes = in_grains(size);

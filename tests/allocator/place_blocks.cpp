@@ -15,7 +15,6 @@
 namespace {
 
 using dtr::BlockInfo;
-using dtr::BlockState;
 using dtr::Hint;
 using dtr::PlacementKind;
 
@@ -31,7 +30,7 @@ uint64_t rounded(PlacementKind kind, uint64_t size) {
 const BlockInfo* hole_for(PlacementKind kind, const std::vector<BlockInfo>& blocks, uint64_t size) {
   const BlockInfo* best = nullptr;
   for (const BlockInfo& block : blocks) {
-    if (block.state != BlockState::kFree || block.is_small || block.size_bytes < size) continue;
+    if (block.state != DTR_BLOCK_FREE || block.is_small || block.size_bytes < size) continue;
     const bool better = best == nullptr ||
                         (kind != PlacementKind::kFirstFit && block.size_bytes < best->size_bytes);
     if (better) best = &block;

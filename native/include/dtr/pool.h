@@ -80,13 +80,22 @@ typedef struct dtr_pool_stats {
   uint64_t peak_unused_bytes; /* mapped, and in no block in use */
 } dtr_pool_stats;
 
+/* The states of a block. Only dtr_pool_run tells the last one from the first. */
+enum {
+  DTR_BLOCK_FREE = 0,
+  DTR_BLOCK_IN_USE = 1,
+  DTR_BLOCK_WITHHELD = 2, /* waits for other streams; of a run also: free, and serves only some
+                             (arenas, captured streams) */
+  DTR_BLOCK_SETTLING = 3  /* free, and the work of the stream that freed it may be running */
+};
+
 /* One block of a snapshot, in address order. */
 typedef struct dtr_block {
   uint64_t address;
   uint64_t size_bytes;
   uint64_t requested_bytes; /* 0 if free */
   uint64_t stream;
-  int32_t state;    /* 0 free, 1 in use, 2 free but waiting for an event of another stream */
+  int32_t state;    /* DTR_BLOCK_... */
   int32_t is_small; /* 1: where slabs lie: an object of one, or no place for a large block */
 } dtr_block;
 
@@ -234,9 +243,7 @@ int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* ou
 typedef struct dtr_run_block {
   uint64_t address;
   uint64_t size_bytes;
-  int32_t state; /* 0 free, 1 in use, 2 neither: waiting for other streams, or free and serving only
-                    some (arenas, captured streams); 3 free, and the work of the stream that freed
-                    it may be running */
+  int32_t state; /* DTR_BLOCK_... */
   int32_t unused;
 } dtr_run_block;
 
