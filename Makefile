@@ -54,7 +54,7 @@ docs: $(DEV)
 STUDIES := $(wildcard bench/results/reproduce/*.json)
 pictures: $(DEV)
 	mkdir -p build/pictures && cp $(STUDIES) build/pictures
-	$(BIN)/dtr-alloc reproduce $(basename $(notdir $(STUDIES))) --redraw --out build/pictures
+	$(PY) -m bench.studies $(basename $(notdir $(STUDIES))) --redraw --out build/pictures
 	$(PY) -m bench.chart
 
 # The compiled core, the bridge and their tests under address and undefined-behavior sanitizers,

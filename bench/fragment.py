@@ -24,8 +24,8 @@ from rich.table import Table
 
 from bench.heap import cpu_name
 from bench.results import console, environment, write_json
-from dtr_alloc.lab.fragment import formats, report
-from dtr_alloc.lab.fragment.models import MODELS, Prepared
+from dtr_alloc.fragment import formats, report
+from dtr_alloc.fragment.models import MODELS, Prepared
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 

@@ -40,7 +40,7 @@ import dtr_alloc
 from bench import results
 from bench.heap import cpu_name
 from dtr_alloc.core import check, ffi, lib
-from dtr_alloc.lab import presets
+from dtr_alloc.simulation import presets
 
 SIZES = (1_000, 10_000)
 TARGETS_US = {1_000: 2, 10_000: 8, 100_000: 80}

@@ -31,8 +31,8 @@ from rich.table import Table
 from bench.heap import cpu_name
 from bench.results import console, environment, write_json
 from dtr_alloc import oplog
-from dtr_alloc.lab import simulate
 from dtr_alloc.oplog import FRESH, Program
+from dtr_alloc.simulation import simulate
 
 LOGS = Path(__file__).parents[1] / "tests" / "data" / "simrd" / "synthetic_logs"
 HEURISTICS = {"dtr-eqclass": "DTREqClass", "dtr-full": "DTR"}

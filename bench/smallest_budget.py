@@ -11,7 +11,7 @@ Two figures say what could be. By bytes is the smallest budget, in whole percent
 memory, at which any of RULES runs the job's log if bytes alone count, and computes no more than the
 engine lets a step (DTR_ALLOC_THRASH). The bound is what no schedule goes below: the most that one
 operator reads, makes and needs meanwhile, beside the constants that are alive then
-(dtr_alloc/lab/studies/floor.py).
+(bench/studies/floor.py).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rich.table import Table
 from bench import results
 from bench.measure import Profile, Run, Thrashing, profile, train_plain, try_train
 from bench.models import JOBS, differences
-from dtr_alloc.lab import simulate
-from dtr_alloc.lab.studies.floor import least_bytes
+from bench.studies.floor import least_bytes
 from dtr_alloc.oplog import Program, compile_log
+from dtr_alloc.simulation import simulate
 
 MOST_REPEATS = 20_000
 MOST_COMPUTE = 4

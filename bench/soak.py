@@ -39,7 +39,7 @@ import dtr_alloc
 from bench import measure, results
 from bench.models import JOBS, differences, digest
 from dtr_alloc import heuristics
-from dtr_alloc.lab.presets import PRESETS
+from dtr_alloc.simulation.presets import PRESETS
 
 SANITIZED = os.environ.get("DTR_ALLOC_BUILD") == "sanitize"
 """Sanitizers need terabytes of addresses, and keep freed memory."""

@@ -37,7 +37,7 @@ from bench import results
 from bench.measure import Profile, forget_broken_backward
 from bench.smallest_budget import bisect
 from bench.suggest_worker import FRAMEWORKS, NAMES, train
-from dtr_alloc.lab.suggest import SLOWEST
+from dtr_alloc.advise.suggest import SLOWEST
 
 STEPS = 8
 MOST_STEPS = 48

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from dtr_alloc.core import DriverError as DriverError
     from dtr_alloc.core import StateError as StateError
     from dtr_alloc.heuristics import register_heuristic as register_heuristic
-    from dtr_alloc.lab.advice import suggest as suggest
     from dtr_alloc.torch.api import check_invariants as check_invariants
     from dtr_alloc.torch.api import compact as compact
     from dtr_alloc.torch.api import disable as disable
@@ -34,20 +33,21 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.batch_size import find_batch_size as find_batch_size
     from dtr_alloc.torch.custom_operators import distrust as distrust
     from dtr_alloc.torch.custom_operators import trust as trust
+    from dtr_alloc.torch.observe import suggest as suggest
     from dtr_alloc.torch.run_as_operator import run_as_operator as run_as_operator
     from dtr_alloc.torch_versions import BridgeError as BridgeError
 
 _HOMES = {
-    "BridgeError": "torch_versions",
-    "ConfigError": "config",
-    "DriverError": "core",
-    "StateError": "core",
-    "distrust": "torch.custom_operators",
-    "find_batch_size": "torch.batch_size",
-    "register_heuristic": "heuristics",
-    "run_as_operator": "torch.run_as_operator",
-    "suggest": "lab.advice",
-    "trust": "torch.custom_operators",
+    "BridgeError": "dtr_alloc.torch_versions",
+    "ConfigError": "dtr_alloc.config",
+    "DriverError": "dtr_alloc.core",
+    "StateError": "dtr_alloc.core",
+    "distrust": "dtr_alloc.torch.custom_operators",
+    "find_batch_size": "dtr_alloc.torch.batch_size",
+    "register_heuristic": "dtr_alloc.heuristics",
+    "run_as_operator": "dtr_alloc.torch.run_as_operator",
+    "suggest": "dtr_alloc.torch.observe",
+    "trust": "dtr_alloc.torch.custom_operators",
     **dict.fromkeys(
         (
             *("check_invariants", "compact", "disable", "enable", "evict", "is_enabled"),
@@ -55,7 +55,7 @@ _HOMES = {
             *("reset_peak_stats", "session", "set_budget", "stats", "trim", "unpin"),
             "why_kept",
         ),
-        "torch.api",
+        "dtr_alloc.torch.api",
     ),
 }
 
@@ -73,14 +73,14 @@ def __getattr__(name: str) -> Any:
 def _load(home: str) -> Any:
     from importlib import import_module
 
-    if not home.startswith("torch."):
-        return import_module(f"dtr_alloc.{home}")
+    if not home.startswith("dtr_alloc.torch."):
+        return import_module(home)
     import torch
 
     from dtr_alloc.torch_versions import newer_is_named
 
     with newer_is_named(torch.__version__):
-        return import_module(f"dtr_alloc.{home}")
+        return import_module(home)
 
 
 def __dir__() -> list[str]:

@@ -96,7 +96,7 @@ def switch_on() -> None:
 
     try:
         load_config(**settings)  # a wrong setting is said before torch is imported
-        _load("torch.api").enable_from_environment(**settings)
+        _load("dtr_alloc.torch.api").enable_from_environment(**settings)
         if when_on is not None:
             when_on()
     except ConfigError as error:

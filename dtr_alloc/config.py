@@ -516,7 +516,7 @@ def _report(value: object) -> bool | str | Path:
 
 
 def is_page(report: object) -> bool:
-    """Whether a report is a page (dtr_alloc/lab/page.py)."""
+    """Whether a report is a page (dtr_alloc/advise/page.py)."""
     return isinstance(report, Path) and report.suffix.lower() == ".html"
 
 

@@ -31,7 +31,7 @@ Presets, each with the room that it was published with, and their sources: ``dtr
 whose score leaves the size to the window that is evicted (a neighborhood's cost, as its code in
 OneFlow has it unless told otherwise); ``marginal``: our own (docs/concepts/default-policy.md);
 ``adaptive``: begins as ``marginal``, learns the job's step and goes over to what costs least for it
-(docs/concepts/learning.md). The other published ones are in dtr_alloc/lab/presets.py.
+(docs/concepts/learning.md). The other published ones are in dtr_alloc/simulation/presets.py.
 """
 
 from __future__ import annotations

@@ -6,21 +6,19 @@ module is loaded in every job that has a budget.
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
 import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc.config import Budget, Config, format_size, is_page
+from dtr_alloc.config import Budget, Config, format_size
 from dtr_alloc.figures import advice, figures, kept_text
 from dtr_alloc.output_file import OutputFile
 
@@ -144,82 +142,6 @@ def _table(rows: Iterable[tuple[str, str]]) -> Table:
     for name, value in rows:
         table.add_row(name, value)
     return table
-
-
-def write_report(
-    target: bool | str | Path,
-    stats: Mapping[str, Any],
-    config: Config | None = None,
-    timeline: Any = None,
-) -> None:
-    """Writes the figures to stderr (True), all counters with them ("all"), or to a file, as a page
-    if it is called so; False writes nothing. Raises OSError.
-
-    timeline: of the session (dtr_alloc/torch/timeline.py), for a page.
-    """
-    if target is False:
-        return
-    facts = job_facts(config)
-    shown = {**stats, "process_peak_resident_bytes": facts["peak_resident_bytes"]}
-    if is_page(target):
-        page = import_module("dtr_alloc.lab.page")  # of a higher layer, with matplotlib
-        write_text(str(target), page.page(shown, facts, timeline))
-        return
-    title = TITLE if config is None else f"{TITLE}: budget {budget_text(config.budget)}"
-    text = render(shown, title, everything=target == "all", error=printed_error())
-    if target is True or target == "all":
-        print(text, file=sys.stderr, end="", flush=True)
-    else:
-        write_text(target, text)
-
-
-_AtExit = tuple[int, Config, Callable[[], tuple[Mapping[str, Any], Any]]]
-_at_exit: _AtExit | None = None
-"""The process that writes then, by which settings, and of what."""
-
-
-def write_at_exit(config: Config, stats: Callable[[], tuple[Mapping[str, Any], Any]]) -> None:
-    """Writes the files that ``config.stats`` and ``config.report`` ask for when this process ends,
-    with the counters and the timeline that ``stats`` returns then.
-
-    Also after an exception; not after os._exit or a signal that kills. A forked child writes
-    nothing. Calling it again replaces the configuration, it does not write twice.
-    """
-    global _at_exit
-    if _at_exit is None:
-        atexit.register(_write_at_exit)
-    # Paths mean what they meant now, also if the job changes its folder.
-    path = None if config.stats is None else config.stats.absolute()
-    report = config.report.absolute() if isinstance(config.report, Path) else config.report
-    lasting = Config(**{**vars(config), "stats": path, "report": report})
-    _at_exit = (os.getpid(), lasting, stats)
-
-
-def _write_at_exit() -> None:
-    assert _at_exit is not None
-    pid, config, find = _at_exit
-    if os.getpid() != pid or not (config.stats or config.report):
-        return
-    timeline = None
-    try:
-        stats, timeline = find()
-    except Exception as error:
-        stats = {"error": f"{type(error).__name__}: {error}"}
-    # The job's own result is not changed by a file that cannot be written.
-    if config.stats is not None:
-        try:
-            write_stats(config.stats, stats, config)
-        except Exception as error:
-            _say_lost("DTR_ALLOC_STATS", error)
-    try:
-        write_report(config.report, stats, config, timeline)
-    except Exception as error:
-        _say_lost("DTR_ALLOC_REPORT", error)
-
-
-def _say_lost(variable: str, error: Exception) -> None:
-    kind = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
-    print(f"dtr_alloc: cannot write {variable}: {kind}{error}", file=sys.stderr)
 
 
 def fill_in(path: str | os.PathLike[str]) -> Path:

@@ -39,8 +39,8 @@ from bench.frameworks.report import COLUMNS, cells
 from bench.frameworks.worker import SEED
 from bench.heap import cpu_name
 from bench.measure import Profile
+from bench.studies.floor import least_bytes
 from bench.turns import KEEP_MEMORY, Budget, Child, Ended, Turns, different
-from dtr_alloc.lab.studies.floor import least_bytes
 from dtr_alloc.oplog import compile_log
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,6 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from dtr_alloc import bounded
-from dtr_alloc.lab.executors import FORMS, RunsFailed, Workers
-from dtr_alloc.oplog import LogError, Program, compile_log
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -107,20 +105,6 @@ def each_once(option: str, texts: Sequence[str], parse: Callable[[str], Iterable
     )
 
 
-def compiled(logs: Sequence[str]) -> list[Program]:
-    programs = []
-    for log in logs:
-        try:
-            programs.append(compile_log(log))
-        except FileNotFoundError:
-            raise click.UsageError(f"there is no log {log!r}") from None
-        except OSError as error:
-            raise InputError(f"{log}: {error.strerror or error}") from None
-        except LogError as error:
-            raise InputError(str(error)) from None
-    return programs
-
-
 def json_object(path: Path, most_bytes: int) -> dict[str, Any]:
     """The JSON object in a file of so many bytes at most. Raises InputError, and OSError."""
     try:
@@ -132,44 +116,6 @@ def json_object(path: Path, most_bytes: int) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InputError(f"{path}: it holds {bounded.shown(document)}; allowed: an object")
     return document
-
-
-def workers_options(jobs: str) -> Callable[[Any], Any]:
-    """--executor and --jobs; ``jobs`` says what the latter is by default."""
-
-    def add(command: Any) -> Any:
-        count = click.option(
-            "--jobs",
-            type=click.IntRange(min=1),
-            metavar="N",
-            help=f"Processes of --executor local (default: {jobs}).",
-        )
-        executor = click.option(
-            "--executor",
-            default="local",
-            show_default=True,
-            metavar="WHERE",
-            help=f"What makes the runs: {FORMS}.",
-        )
-        return executor(count(command))
-
-    return add
-
-
-def workers_of(executor: str, jobs: int | None, default: int) -> Workers:
-    """What --executor and --jobs say. Raises click.UsageError."""
-    if jobs is not None and executor != "local":
-        raise click.UsageError(f"--jobs is for --executor local: {executor} has its own workers")
-    return given("--executor", lambda: Workers(executor, jobs or default))
-
-
-def failed(error: RunsFailed) -> click.ClickException:
-    """How a command ends after runs failed: as for a wrong file, if each failed for what it was
-    given."""
-    given_wrong = all(
-        isinstance(each, ValueError | MemoryError) for each in error.failures.values()
-    )
-    return (InputError if given_wrong else click.ClickException)(str(error))
 
 
 @contextlib.contextmanager

@@ -9,27 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import click
-from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dtr_alloc import heuristics
-from dtr_alloc.cli import schedule
-from dtr_alloc.cli.common import (
-    compiled,
-    each_once,
-    failed,
-    given,
-    list_option,
-    print_table,
-    results_file,
-    workers_of,
-    workers_options,
-)
+from dtr_alloc.cli.common import each_once, given, list_option, print_table, results_file
+from dtr_alloc.cli.runs import compiled, failed, workers_of, workers_options
 from dtr_alloc.config import UNLIMITED_BYTES, parse_size
-from dtr_alloc.lab import simulate, simulate_report
-from dtr_alloc.lab.executors import RunsFailed, cores
 from dtr_alloc.oplog import Program
+from dtr_alloc.simulation import simulate, tables
+from dtr_alloc.simulation.executors import RunsFailed, cores
 
 
 @click.command("simulate", short_help="Run op logs under budgets, without their job.")
@@ -124,16 +113,7 @@ from dtr_alloc.oplog import Program
     "--plot", "plot_path", metavar="FILE", help="Slowdown against budget (png, svg, pdf)."
 )
 @workers_options("one a core")
-@click.option(
-    "--schedule",
-    "schedules",
-    multiple=True,
-    metavar="FILE",
-    help="Run the schedules in FILE (dtr-alloc schedule), each with its own budget, instead.",
-)
-@click.pass_context
 def command(
-    context: click.Context,
     logs: tuple[str, ...],
     budgets: tuple[str, ...],
     heuristics: tuple[str, ...],
@@ -141,7 +121,6 @@ def command(
     seeds: tuple[str, ...],
     json_path: str | None,
     plot_path: str | None,
-    schedules: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Runs op LOGs, each with every budget, heuristic, policy and seed, and says what it costs.
@@ -150,13 +129,6 @@ def command(
     they are). Every option that takes a LIST may be given more than once. Running out of memory
     and thrashing are results, not failures.
     """
-    if schedules:
-        given = ParameterSource.DEFAULT
-        for name in context.params.keys() - {"logs", "json_path", "schedules"}:
-            if context.get_parameter_source(name) is not given:
-                raise click.UsageError(f"--schedule says what --{name.rstrip('s')} would say")
-        schedule.carry_out(logs=logs, paths=schedules, json_path=json_path)
-        return
     _run(
         logs=logs,
         budgets=budgets,
@@ -253,12 +225,12 @@ def _run(
         except (RuntimeError, OSError) as error:
             raise click.ClickException(str(error)) from None
     shown = Console(stderr=json_path == "-")
-    for heading, table in simulate_report.tables(rows):
+    for heading, table in tables.tables(rows):
         shown.print(heading, markup=False, highlight=False, soft_wrap=True)
         print_table(shown, table)
     if plot_path is not None:
         try:
-            simulate_report.picture(rows, Path(plot_path))
+            tables.picture(rows, Path(plot_path))
         except OSError as error:
             raise click.ClickException(f"--plot: {error}") from None
     if failure is not None:

@@ -15,11 +15,12 @@ import click
 from rich.console import Console
 
 from dtr_alloc import _autoload
+from dtr_alloc.advise.advice import advise, ways_to_fit
 from dtr_alloc.cli.run import Job
-from dtr_alloc.lab.advice import advise, ways_to_fit
+from dtr_alloc.records import Observed
 
 if TYPE_CHECKING:
-    from dtr_alloc.torch.observe import Observed, Observer
+    from dtr_alloc.torch.observe import Observer
 
 
 @click.command(

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from dtr_alloc import costs, pools, report, torch_versions
+from dtr_alloc.advise.at_exit import write_at_exit
 from dtr_alloc.config import BUDGET_FORMS, Budget, Config, ConfigError, given_settings, load_config
 from dtr_alloc.core import DriverError, StateError, check, ffi, lib
-from dtr_alloc.torch.kept import Kept
+from dtr_alloc.records import Kept, Rows
 from dtr_alloc.torch.kept import kept as _kept
 from dtr_alloc.torch.kept import why_kept as _why_kept
 from dtr_alloc.torch.pins import parts
 from dtr_alloc.torch.runtime import Runtime
-from dtr_alloc.torch.timeline import Timeline
 
 _state = threading.RLock()
 _runtime: Runtime | None = None
@@ -131,7 +131,7 @@ def _enable(config: Config, light: bool) -> None:
         if _runtime.log is not None:
             atexit.unregister(_close_log)
             atexit.register(_close_log)
-        report.write_at_exit(config, _stats_at_exit)
+        write_at_exit(config, _stats_at_exit)
 
 
 def _write_costs_at_exit() -> None:
@@ -281,8 +281,8 @@ def kept(*, at_peak: bool = False) -> list[Kept]:
     return _kept(active(), at_peak)
 
 
-def _stats_at_exit() -> tuple[dict[str, Any], Timeline | None]:
-    """stats(), and what was kept when most was; and the timeline, which ends."""
+def _stats_at_exit() -> tuple[dict[str, Any], Rows | None]:
+    """stats(), and what was kept when most was; and the rows of the timeline, which ends."""
     if _runtime is None:
         return stats(), None
     if _runtime.timeline is not None:

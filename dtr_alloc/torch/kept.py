@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
 from dtr_alloc.core import check, ffi, lib, listed
 from dtr_alloc.costs import operator_name
+from dtr_alloc.records import Kept, Repeats
 from dtr_alloc.torch.op_rules import Rule
 from dtr_alloc.torch.pins import parts
 from dtr_alloc.torch.places import Place
@@ -43,44 +44,6 @@ _REASONS = {
     ),
     lib.DTR_KEPT_FAILED: "its operator failed",
 }
-
-
-class Kept(NamedTuple):
-    """Storages that cannot be evicted, for one reason.
-
-    Attributes:
-        size_bytes: all of them.
-        operator: what made the content, such as ``aten.add.Tensor``; ``""`` if it is not known.
-        why: a clause.
-        line: of the job, such as ``model.py:81``: where their address was asked for, or else where
-            ``module`` was called; "" if neither is known.
-        module: in which they were made, such as ``h.3.attn``; "" if that is not known. It is where
-            there is a page of the run, or an op log.
-    """
-
-    size_bytes: int
-    operator: str
-    why: str
-    line: str = ""
-    module: str = ""
-
-
-class Repeats(NamedTuple):
-    """Calls of an operator in a module that ran again.
-
-    Attributes:
-        seconds: what they took, by their costs.
-        times: how many there were.
-        operator: such as ``aten.add.Tensor``.
-        line: of the job, where the module was called.
-        module: as of a Kept.
-    """
-
-    seconds: float
-    times: int
-    operator: str
-    line: str
-    module: str
 
 
 def kept(runtime: Any, at_peak: bool = False) -> list[Kept]:

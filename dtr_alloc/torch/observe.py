@@ -1,4 +1,4 @@
-"""Observes the first steps of a job, for advice (dtr_alloc/lab/suggest.py), and ends them.
+"""Observes the first steps of a job, for advice (dtr_alloc/advise/suggest.py), and ends them.
 
 The op log of the steps is written as ever. What it does not say is added here: what the memory is
 held for, and how long a step takes.
@@ -6,11 +6,13 @@ held for, and how long a step takes.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,42 +20,17 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from dtr_alloc.advise.advice import Advice, advise, ways_to_fit
 from dtr_alloc.core import ffi, lib
+from dtr_alloc.records import Observed
 from dtr_alloc.torch import api
 from dtr_alloc.torch.escapes import addresses_not_kept
-from dtr_alloc.torch.kept import Kept, fullest
+from dtr_alloc.torch.kept import fullest
 from dtr_alloc.torch.live_objects import live_objects
 from dtr_alloc.torch.runtime import Runtime
 
 TIMED = 4
 """Steps that are made for their time, after those that are recorded: that takes time itself."""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """What a job held and took.
-
-    Attributes:
-        device: "cpu" or "cuda".
-        steps: that were recorded; 0: the job has no optimizer, or ended before.
-        step_seconds: of each step that was timed; none if something was evicted.
-        peak_bytes: the most that was allocated at once, with what the session found on the device.
-            (All is of recorded steps: what the engine keeps of the past may grow with each.)
-        held_bytes: what was allocated when the last of them ended, by kind: parameters, gradients,
-            optimizer states, buffers, other.
-        fullest: what filled the memory when most of it was in use, to a sixteenth.
-        chunk_bytes: the unit in which the pool maps memory.
-        is_float32: all parameters are, and nothing was cast, as autocast does.
-    """
-
-    device: str
-    steps: int
-    step_seconds: list[float]
-    peak_bytes: int
-    held_bytes: dict[str, int]
-    fullest: list[Kept]
-    chunk_bytes: int
-    is_float32: bool
 
 
 class Observer:
@@ -121,6 +98,42 @@ def timed(observed: Observed, ends: Sequence[float]) -> Observed:
     if stats["evictions"] or stats["swaps"]:
         return observed
     return replace(observed, step_seconds=[after - before for before, after in pairwise(ends)])
+
+
+def suggest(
+    step: Callable[[], object],
+    *,
+    steps: int = 5,
+    device: str = "auto",
+    budget: object = "unlimited",
+) -> Advice:
+    """Makes training steps, and says which budget the job could do with.
+
+    Args:
+        step: makes one whole step, such as forward, backward and the optimizer's; it is called
+            ``steps`` times, and four times more to be timed. The model may have been made before.
+        steps: 3 and more, as a step is known once it has been seen three times.
+        device: as of dtr_alloc.enable(). On CUDA nothing may have used the device yet.
+        budget: under which they are made, where there is no room for them without. What cannot be
+            computed again may go to host memory then.
+
+    Returns what ``dtr-alloc suggest`` prints: ``print(dtr_alloc.suggest(step))``. Raises ValueError
+    for fewer steps, what enable() raises, and what the steps do.
+    """
+    if steps < 3:
+        raise ValueError(f"steps is {steps}; allowed: 3 and more")
+    with tempfile.TemporaryDirectory(prefix="dtr-alloc-") as folder:
+        log = Path(folder) / "steps.log"
+        with api.session(budget, device=device, log=str(log), **ways_to_fit(budget)):
+            for _ in range(steps):
+                step()
+            observed = observe(steps)
+            ends = [clock()]
+            for _ in range(TIMED):
+                step()
+                ends.append(clock())
+            observed = timed(observed, ends)
+        return advise(observed, log)
 
 
 def _is_float32(runtime: Runtime) -> bool:

@@ -1,5 +1,5 @@
 """What a session goes through: counters at the ends of its optimizer's steps and, for the page of a
-run (dtr_alloc/lab/page.py), at moments in between.
+run (dtr_alloc/advise/page.py), at moments in between.
 
 A row holds what was counted until then, so every second one can be left out when there are many: no
 session, however long, keeps more than MOST of a kind.
@@ -11,14 +11,15 @@ import statistics
 import threading
 import time
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dtr_alloc.core import check, ffi, lib, listed
 from dtr_alloc.live import Live
-from dtr_alloc.torch.kept import Kept, Repeats, fullest, repeats
+from dtr_alloc.records import Moment, Rows, Span
+from dtr_alloc.torch.kept import fullest, repeats
 
 MOST = 1024
 _FIRST_INTERVAL = 0.01
@@ -29,59 +30,6 @@ _IN_USE = 1
 """The state of such a block (dtr_block)."""
 _SCATTERED = 1 / 64
 """The heap is looked at again when so much more of it is free but not in one piece."""
-
-
-class Moment(NamedTuple):
-    """Counters at one moment; those that only grow do so since the runtime was created."""
-
-    seconds: float
-    steps: int
-    budget_bytes: int
-    allocated_bytes: int
-    reserved_bytes: int
-    scattered_bytes: int
-    """Free, but not in the largest free block."""
-    evictions: int
-    evicted_bytes: int
-    total_cost_ns: int
-    recompute_cost_ns: int
-    moved_bytes: int
-    swapped_out_bytes: int
-    swapped_in_bytes: int
-    planned: int
-    evictable_bytes: int
-    """In use by what may be evicted."""
-
-    @property
-    def unevictable_bytes(self) -> int:
-        """In use by anything else: constants, pinned contents, what is not the engine's."""
-        return max(0, self.allocated_bytes - self.evictable_bytes)
-
-    @property
-    def whole_bytes(self) -> int:
-        """Free, in the largest free block."""
-        return max(0, self.reserved_bytes - self.allocated_bytes - self.scattered_bytes)
-
-    def seconds_a_step(self, before: Moment) -> float:
-        """On average since a moment with fewer steps."""
-        return (self.seconds - before.seconds) / (self.steps - before.steps)
-
-    def recompute_share(self, before: Moment) -> float:
-        """Of what was computed since then, the share that was computed again."""
-        again = self.recompute_cost_ns - before.recompute_cost_ns
-        computed = again + self.total_cost_ns - before.total_cost_ns
-        return again / computed if computed else 0.0
-
-    def is_planned(self, before: Moment) -> bool:
-        """Whether a plan was followed since then."""
-        return self.planned > before.planned
-
-
-class Span(NamedTuple):
-    """Blocks in use with nothing between them."""
-
-    address: int
-    size_bytes: int
 
 
 def _recent(before: Moment, now: Moment) -> dict[str, Any]:
@@ -97,7 +45,7 @@ def _recent(before: Moment, now: Moment) -> dict[str, Any]:
     }
 
 
-class Timeline:
+class Timeline(Rows):
     """The rows of one session, and what it shows of them meanwhile.
 
     Args:
@@ -107,6 +55,7 @@ class Timeline:
     """
 
     def __init__(self, runtime: Any, samples: bool, progress: bool) -> None:
+        super().__init__()
         self._runtime = runtime
         self._engine = ffi.new("dtr_engine_stats *")
         self._pools = ffi.new("dtr_pool_stats []", len(runtime.pools.handles))
@@ -116,14 +65,6 @@ class Timeline:
         self._stride = 1
         self._ended = threading.Event()
         self.step_count = 0
-        self.steps: list[Moment] = []
-        self.samples: list[Moment] = []
-        self.fullest: list[Kept] = []
-        """Once it has ended: what filled the memory when most of it was in use, to a sixteenth."""
-        self.repeats: list[Repeats] = []
-        """Likewise: what ran again, what took longest first."""
-        self.worst_heap: list[Span] = []
-        """The first device's heap when most of it was free but scattered."""
         self._worst_bytes = 0
         self._samples = samples
         self._live = Live(progress)

@@ -2,7 +2,7 @@
 //
 // This is what really happened in the recorded job; run_model.h says what another allocator
 // would have made of the same requests. What counts as a hole and as lost is said at the tops of
-// dtr_alloc/lab/fragment/walk.py and dtr_alloc/lab/fragment/measures.py.
+// dtr_alloc/fragment/walk.py and dtr_alloc/fragment/measures.py.
 #pragma once
 
 #include <cstdint>

@@ -6,7 +6,7 @@ import random
 import pytest
 from native_pool import IN_USE, NO_LIMIT, NativePool, OutOfMemory, check, ffi, lib
 
-from dtr_alloc.lab.fragment.ranges import Ranges
+from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.traces import recording, trace_file
 from dtr_alloc.traces.trace import Kind
 

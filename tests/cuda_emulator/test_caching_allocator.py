@@ -74,7 +74,7 @@ VARIANTS = {
 
 def recorded(machine, folder, variant):
     """The trace of a run, and what the model is to be told."""
-    from dtr_alloc.lab.fragment import torch_snapshot
+    from dtr_alloc.fragment import torch_snapshot
 
     snapshot = folder / "snapshot.pickle"
     fraction = [] if variant.fraction is None else [variant.fraction]
@@ -94,7 +94,7 @@ def recorded(machine, folder, variant):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_place_and_segment_is_as_in_a_real_one(machine, tmp_path, name):
-    from dtr_alloc.lab.fragment.fidelity import compare
+    from dtr_alloc.fragment.fidelity import compare
 
     trace, told, output = recorded(machine, tmp_path, VARIANTS[name])
     assert output == ""
@@ -116,7 +116,7 @@ def keep(trace, told, folder, name):
 
 
 def test_memory_runs_out_at_the_request_that_the_model_names(machine, tmp_path):
-    from dtr_alloc.lab.fragment.models import run_model
+    from dtr_alloc.fragment.models import run_model
     from dtr_alloc.traces.trace import Kind
 
     free, told, _ = recorded(machine, tmp_path, Variant("brief"))

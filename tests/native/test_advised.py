@@ -1,6 +1,6 @@
-"""Which of the budgets that were played is advised (dtr_alloc/lab/suggest.py)."""
+"""Which of the budgets that were played is advised (dtr_alloc/advise/suggest.py)."""
 
-from dtr_alloc.lab.suggest import Outlook, _advised
+from dtr_alloc.advise.suggest import Outlook, _advised
 
 PEAK = 1000
 

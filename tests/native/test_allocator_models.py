@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtr_alloc.lab.fragment import models
-from dtr_alloc.lab.fragment.models import (
+from dtr_alloc.fragment import models
+from dtr_alloc.fragment.models import (
     MIB,
     MODELS,
     NO_LIMIT,
@@ -16,7 +16,7 @@ from dtr_alloc.lab.fragment.models import (
     run_model,
     smallest_budget,
 )
-from dtr_alloc.lab.simulate import PLACEMENTS
+from dtr_alloc.simulation.simulate import PLACEMENTS
 from dtr_alloc.traces.trace import Kind, Trace
 
 PLACED = [name for name in MODELS if name not in ("paging", "exact")]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dtr_alloc.lab.fragment.fidelity import compare
-from dtr_alloc.lab.fragment.models import MIB, run_model
+from dtr_alloc.fragment.fidelity import compare
+from dtr_alloc.fragment.models import MIB, run_model
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 

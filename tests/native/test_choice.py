@@ -17,7 +17,7 @@ from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, Toy, release
 
 from dtr_alloc import heuristics
 from dtr_alloc.heuristics import COSTS, SIZES
-from dtr_alloc.lab.presets import PRESETS
+from dtr_alloc.simulation.presets import PRESETS
 
 SCORES = [name for name in PRESETS if PRESETS[name].select == "score"]
 SHARES = (0, 0.5, 1)

@@ -21,7 +21,7 @@ from dtr_alloc import cupy as ours
 from dtr_alloc import pools
 from dtr_alloc.config import Budget, Config, ConfigError
 from dtr_alloc.core import StateError
-from dtr_alloc.lab.fragment import formats, report
+from dtr_alloc.fragment import formats, report
 from dtr_alloc.traces import recording
 from dtr_alloc.traces.trace import Kind
 

@@ -23,7 +23,7 @@ from native_fixtures import OUT_OF_MEMORY, UNKNOWN, few_or_many
 from native_pool import NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
 from toy import CONSTANT, DEALLOCS, MUTATE, SCRATCH, WRITE_ONLY, Toy
 
-from dtr_alloc.lab.presets import PRESETS
+from dtr_alloc.simulation.presets import PRESETS
 
 INDEX = st.integers(0, 99)
 SIZE = st.sampled_from([2, 3, 4, 2, 3, 1, 0])  # tiny ones are constants, and seldom

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dtr_alloc.lab import simulate
-from dtr_alloc.lab.studies.log import Log
+from bench.studies.log import Log
+from dtr_alloc.simulation import simulate
 
 UNIT = 512
 LRU, NEXT = "s=1", "s=1,next=1"

@@ -9,9 +9,9 @@ from rich.console import Console
 
 from dtr_alloc.cli.common import print_table
 from dtr_alloc.cli.fragment import command as fragment
-from dtr_alloc.lab.fragment import example, report
-from dtr_alloc.lab.fragment.models import MODELS, Prepared
-from dtr_alloc.lab.fragment.residency import FREED, STAYED
+from dtr_alloc.fragment import example, report
+from dtr_alloc.fragment.models import MODELS, Prepared
+from dtr_alloc.fragment.residency import FREED, STAYED
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtr_alloc.cli.fragment import command as fragment
-from dtr_alloc.lab.fragment.models import MIB, MODELS, run_model
+from dtr_alloc.fragment.models import MIB, MODELS, run_model
 from dtr_alloc.traces import trace_file
 
 HISTORY = Path(__file__).parents[1] / "data" / "caching" / "plain-tight-2.13.0.trace"

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from dtr_alloc.lab.fragment import example, measures, report
-from dtr_alloc.lab.fragment.residency import (
+from dtr_alloc.fragment import example, measures, report
+from dtr_alloc.fragment.residency import (
     ALLOCATED,
     EVICTED,
     FREED,
@@ -14,7 +14,7 @@ from dtr_alloc.lab.fragment.residency import (
     REMATERIALIZED,
     STAYED,
 )
-from dtr_alloc.lab.fragment.walk import by_device, walk
+from dtr_alloc.fragment.walk import by_device, walk
 from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dtr_alloc.lab import simulate
-from dtr_alloc.lab.studies import chain_bounds
-from dtr_alloc.lab.studies.linear_network import BUDGETS, linear_network
-from dtr_alloc.lab.studies.log import Log
+from bench.studies import chain_bounds
+from bench.studies.linear_network import BUDGETS, linear_network
+from bench.studies.log import Log
+from dtr_alloc.simulation import simulate
 
 UNIT = 512
 COST = "c=marginal,m=size"

@@ -8,9 +8,9 @@ from native_pool import lib
 from programs import Model
 from toy import WORDS
 
+from bench.studies.log import Log
 from dtr_alloc import oplog
-from dtr_alloc.lab import simulate
-from dtr_alloc.lab.studies.log import Log
+from dtr_alloc.simulation import simulate
 
 LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
 HEURISTICS = ("dtr-full", "c=ancestors,m=size,s=0.5")

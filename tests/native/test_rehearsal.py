@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.studies.log import Log
 from dtr_alloc import oplog
 from dtr_alloc.heuristics import Heuristic
-from dtr_alloc.lab import simulate
-from dtr_alloc.lab.studies.log import Log
+from dtr_alloc.simulation import simulate
 
 LOGS = Path(__file__).parents[1] / "data/simrd/synthetic_logs"
 STEPS = 5

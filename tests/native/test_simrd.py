@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_fixtures import ROOT, compile_cpp
 
-from dtr_alloc.lab import simulate
-from dtr_alloc.lab.studies.linear_network import linear_network
-from dtr_alloc.lab.studies.log import Log
+from bench.studies.linear_network import linear_network
+from bench.studies.log import Log
 from dtr_alloc.oplog import Program, compile_log
+from dtr_alloc.simulation import simulate
 
 DATA = Path(__file__).parents[1] / "data" / "simrd"
 DEALLOCS = {

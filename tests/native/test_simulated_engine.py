@@ -9,10 +9,10 @@ import pytest
 from native_pool import NativePool
 from programs import Model, describe
 
+from bench.studies.log import Log
 from dtr_alloc import oplog
 from dtr_alloc.core import ffi, lib
-from dtr_alloc.lab import presets, simulate
-from dtr_alloc.lab.studies.log import Log
+from dtr_alloc.simulation import presets, simulate
 
 LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
 PRESETS = list(presets.PRESETS)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dtr_alloc.lab import simulate
-from dtr_alloc.lab.studies.log import Log
+from bench.studies.log import Log
+from dtr_alloc.simulation import simulate
 
 UNIT = 4096
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from native_pool import NativePool, check, ffi, lib
 
 from dtr_alloc import heuristics
-from dtr_alloc.lab import presets
+from dtr_alloc.simulation import presets
 
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 CONSTANT = lib.DTR_USE_CONSTANT

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtr_alloc.cli.fragment import command as fragment
-from dtr_alloc.lab.fragment import chrome_trace
+from dtr_alloc.fragment import chrome_trace
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace, TraceError
 

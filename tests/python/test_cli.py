@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dtr_alloc import cli, config, report
 from dtr_alloc.config import known_variables
@@ -55,6 +56,18 @@ def test_help_names_the_commands():
     assert "run" in result.stdout
     assert "build" in result.stdout
     assert "info" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("moved", "there"),
+    [("reproduce", "python -m bench.studies"), ("schedule", "python -m bench.studies.best find")],
+)
+def test_a_command_that_has_moved_says_where_to_in_one_line(moved, there):
+    done = CliRunner().invoke(cli.commands, [moved, "sweep", "--smoke", "--out", "x"])
+    assert done.exit_code == 2
+    message = f"Error: dtr-alloc {moved} is now `{there}`, in the root of a checkout\n"
+    assert done.output == message
+    assert f" {moved} " not in CliRunner().invoke(cli.commands, ["--help"]).output
 
 
 def test_python_runs_the_package_as_the_command():

@@ -8,7 +8,7 @@ import pytest
 from dtr_alloc import heuristics
 from dtr_alloc.config import ConfigError, load_config
 from dtr_alloc.heuristics import COSTS, PRESETS, SELECTIONS, SIZES, Heuristic, parse
-from dtr_alloc.lab import presets
+from dtr_alloc.simulation import presets
 from native import build_core
 
 

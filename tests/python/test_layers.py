@@ -25,8 +25,7 @@ NATIVE = (
 """The folders of native/, the lowest layer first."""
 
 PACKAGE = (
-    *("", "oplog", "traces", "torch", "lab", "lab.fragment", "lab.studies", "cli"),
-    "integrations",
+    *("", "oplog", "traces", "simulation", "fragment", "advise", "torch", "cli", "integrations"),
 )
 """The folders of dtr_alloc/, the lowest layer first; "" holds its modules."""
 
@@ -121,8 +120,8 @@ def modules():
 
 
 def imports(path, at_the_top=False):
-    """The modules that a module imports, also inside functions and for types only; or only those
-    that are imported with it."""
+    """The modules that a module imports, also inside functions, for types only and by a string that
+    names them; or only those that are imported with it."""
 
     def walk(body):
         for node in body:
@@ -138,7 +137,16 @@ def imports(path, at_the_top=False):
             elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield from walk(ast.iter_child_nodes(node))
 
-    return list(walk(ast.parse(path.read_text(encoding="utf-8")).body))
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [*walk(tree.body), *([] if at_the_top else names_in_strings(tree))]
+
+
+def names_in_strings(tree):
+    """The modules and their attributes that strings name, as ``dtr_alloc.cli.run:command``."""
+    for node in ast.walk(tree):
+        name = getattr(node, "value", None) if isinstance(node, ast.Constant) else None
+        if isinstance(name, str) and re.fullmatch(r"dtr_alloc(\.(?!native)\w+)+(:\w+)?", name):
+            yield name.replace(":", ".")
 
 
 def own_imports():
@@ -173,6 +181,19 @@ def test_the_folders_of_the_package_are_layers():
         if layer(other) > layer(name)
     ]
     assert not upward
+
+
+def test_a_name_of_a_module_is_not_put_together_where_it_is_imported():
+    """Else the other tests here would not see it."""
+    found = [
+        f"{name}:{node.lineno}"
+        for name, path in modules().items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and re.search(r"import_module$|__import__$", ast.unparse(node.func))
+        and not isinstance(node.args[0], ast.Name | ast.Constant)
+    ]
+    assert not found
 
 
 def test_no_modules_import_each_other_in_a_circle():
@@ -214,6 +235,44 @@ def test_only_core_imports_the_extension():
             if "_core" in [name.rsplit(".")[-1] for name in (*names, module)]:
                 found.append(path.stem)
     assert set(found) <= {"core"}
+
+
+OF_A_JOB = {
+    *("dtr_alloc", "dtr_alloc.bounded", "dtr_alloc.config", "dtr_alloc.heuristics"),
+    *("dtr_alloc._autoload", "dtr_alloc.cli", "dtr_alloc.cli.common", "dtr_alloc.cli.run"),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "own", "others"),
+    [
+        (["-c", "import dtr_alloc; show()"], {"dtr_alloc"}, set()),
+        (["-m", "dtr_alloc", "run", "--budget", "1GiB", "SCRIPT"], OF_A_JOB, {"click"}),
+    ],
+    ids=["import dtr_alloc", "dtr-alloc run"],
+)
+def test_no_more_modules_are_loaded_than_it_takes(tmp_path, command, own, others):
+    """Of a job that does not import torch."""
+    show = "import sys; print(*sys.modules)"
+    (tmp_path / "job.py").write_text(show)
+    command = [part.replace("show()", show).replace("SCRIPT", "job.py") for part in command]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    shown = subprocess.check_output(
+        [sys.executable, *command], cwd=tmp_path, env=environ, text=True
+    ).split()
+    assert {name for name in shown if name.partition(".")[0] == "dtr_alloc"} == own
+    heavy = {
+        "click",
+        "rich",
+        "msgspec",
+        "cffi",
+        "psutil",
+        "torch",
+        "numpy",
+        "matplotlib",
+        "_cffi_backend",
+    }
+    assert heavy & set(shown) == others
 
 
 def test_importing_dtr_alloc_does_not_import_torch():

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dtr_alloc.lab.left_behind import Left, left_behind
-from dtr_alloc.lab.studies.log import Log
-from dtr_alloc.lab.where import Call
+from bench.studies.log import Log
+from dtr_alloc.advise.left_behind import Left, left_behind
+from dtr_alloc.advise.where import Call
 
 OPERATORS = 20
 """Of a step, beside what it leaves."""

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from dtr_alloc import figures, report
+from dtr_alloc.advise import at_exit
 from dtr_alloc.config import Budget, Config
 
 STATS = {"budget_bytes": 2**30, "evictions": 12345, "recompute_seconds": 0.5, "device": "cpu"}
@@ -145,18 +146,19 @@ def test_what_much_of_the_budget_is_kept_for_is_among_the_figures():
 
 
 def test_a_report_goes_to_stderr_or_a_file_or_nowhere(tmp_path, capsys):
-    report.write_report(False, STATS)
+    at_exit.write_report(False, STATS)
     assert capsys.readouterr().err == ""
-    report.write_report(True, STATS)
+    at_exit.write_report(True, STATS)
     assert "12,345" in capsys.readouterr().err
-    report.write_report(tmp_path / "report.txt", STATS)
+    at_exit.write_report(tmp_path / "report.txt", STATS)
     assert "12,345" in (tmp_path / "report.txt").read_text()
 
 
 JOB = """
 import os, sys
-from dtr_alloc import config, report
-report.write_at_exit(config.load_config(), lambda: ({"evictions": 5}, None))
+from dtr_alloc import config
+from dtr_alloc.advise import at_exit
+at_exit.write_at_exit(config.load_config(), lambda: ({"evictions": 5}, None))
 """
 
 

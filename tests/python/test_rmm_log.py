@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from dtr_alloc.cli.fragment import command as fragment
-from dtr_alloc.lab.fragment import formats, rmm
+from dtr_alloc.fragment import formats, rmm
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace, TraceError
 

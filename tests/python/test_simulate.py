@@ -12,10 +12,10 @@ pytest.importorskip(
 )
 
 from dtr_alloc import heuristics, oplog
-from dtr_alloc.lab import simulate
-from dtr_alloc.lab.executors import Workers
-from dtr_alloc.lab.presets import PRESETS
-from dtr_alloc.lab.simulate import Limit, Plan, Study, parse_limits
+from dtr_alloc.simulation import simulate
+from dtr_alloc.simulation.executors import Workers
+from dtr_alloc.simulation.presets import PRESETS
+from dtr_alloc.simulation.simulate import Limit, Plan, Study, parse_limits
 
 
 def ratios(text):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dtr_alloc.lab.fragment import formats, rmm, torch_export, torch_snapshot
-from dtr_alloc.lab.fragment.ranges import Ranges
+from dtr_alloc.fragment import formats, rmm, torch_export, torch_snapshot
+from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 

@@ -9,8 +9,8 @@ from itertools import pairwise
 
 import pytest
 
-from dtr_alloc.lab.fragment import formats, torch_snapshot
-from dtr_alloc.lab.fragment.ranges import Ranges
+from dtr_alloc.fragment import formats, torch_snapshot
+from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.traces.trace import Kind, TraceError
 
 MIB = 1 << 20

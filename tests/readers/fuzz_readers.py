@@ -33,13 +33,13 @@ from typing import Any, NamedTuple
 
 import hostile
 
+from bench.studies import best, schedules, static_graph
+from bench.studies.__main__ import MOST_BYTES
 from dtr_alloc import bounded, cli, config, costs, oplog
-from dtr_alloc.cli import reproduce
 from dtr_alloc.cli.common import InputError, json_object
-from dtr_alloc.lab import schedule, simulate
-from dtr_alloc.lab.fragment import formats, report
-from dtr_alloc.lab.fragment.models import MODELS, Prepared
-from dtr_alloc.lab.studies import static_graph
+from dtr_alloc.fragment import formats, report
+from dtr_alloc.fragment.models import MODELS, Prepared
+from dtr_alloc.simulation import simulate
 from dtr_alloc.traces.trace import Trace, TraceError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,13 +57,13 @@ class Fault(Exception):
     """A case that ended in another way than it may."""
 
 
-def command(*arguments: object) -> None:
+def command(*arguments: object, main: Callable[[list[str]], object] = cli.main) -> None:
     """The command line in this process. Raises Fault unless it exits with 0 or 2, or with 1 and one
     line that says why."""
     said, errors = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stdout(said), contextlib.redirect_stderr(errors):
-            cli.main([str(argument) for argument in arguments])
+            main([str(argument) for argument in arguments])
         status: object = 0
     except SystemExit as end:
         status = end.code or 0
@@ -168,7 +168,9 @@ def use_log(rng: random.Random, path: Path) -> None:
         )
     if rng.random() < 0.1:
         out = path.with_name("found")
-        command("schedule", path, "--iterations", 5, "--budget", "0.7", "--out", out)
+        command(
+            *("find", path, "--iterations", 5, "--budget", "0.7", "--out", out), main=best.commands
+        )
 
 
 def use_schedule(rng: random.Random, path: Path) -> None:
@@ -176,12 +178,12 @@ def use_schedule(rng: random.Random, path: Path) -> None:
     lines = hostile.log_lines(random.Random(1))
     log.write_bytes(b"\n".join(map(hostile.to_json, lines)))
     program = oplog.compile_log(log)
-    with named(path, schedule.ScheduleError):
-        for each in schedule.read(path):
+    with named(path, schedules.ScheduleError):
+        for each in schedules.read(path):
             with contextlib.suppress(ValueError):
-                schedule.run(program, each)
+                schedules.run(program, each)
     if rng.random() < 0.3:
-        command("simulate", log, "--schedule", path, "--json", os.devnull)
+        command("run", log, "--schedule", path, "--json", os.devnull, main=best.commands)
 
 
 def use_config(rng: random.Random, path: Path) -> None:
@@ -202,7 +204,7 @@ def use_graphs(rng: random.Random, path: Path) -> None:
 
 def use_result(rng: random.Random, path: Path) -> None:
     with named(path, InputError):
-        json_object(path, reproduce.MOST_BYTES)
+        json_object(path, MOST_BYTES)
 
 
 def schedule_bytes(rng: random.Random) -> bytes:
@@ -212,7 +214,7 @@ def schedule_bytes(rng: random.Random) -> bytes:
         file.flush()
         program = oplog.compile_instructions("x", oplog.read(file.name))
     head = {
-        "SCHEDULE": 1, "LOG": "a.log", "SHA256": schedule.identity(program), "SEMANTICS": "simrd",
+        "SCHEDULE": 1, "LOG": "a.log", "SHA256": schedules.identity(program), "SEMANTICS": "simrd",
         "DEALLOC": rng.choice(("eager", "ignore")), "BUDGET": 1 << 20, "COST": 5, "BY": "hand",
         "LISTS": 2,
     }  # fmt: skip

@@ -15,8 +15,8 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from dtr_alloc.lab.fragment import torch_export
-from dtr_alloc.lab.fragment.example import Arena
+from dtr_alloc.fragment import torch_export
+from dtr_alloc.fragment.example import Arena
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import COLUMNS, Kind, Trace
 

@@ -20,12 +20,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bench.studies import best as best_schedules
+from bench.studies import schedules, static_graph
+from bench.studies.__main__ import command as study_command
 from dtr_alloc import bounded, cli, config, costs, oplog
-from dtr_alloc.lab import schedule, simulate
-from dtr_alloc.lab.fragment import formats, plain_pickle, torch_snapshot
-from dtr_alloc.lab.fragment.models import MODELS, Prepared
-from dtr_alloc.lab.fragment.walk import walk
-from dtr_alloc.lab.studies import static_graph
+from dtr_alloc.fragment import formats, plain_pickle, torch_snapshot
+from dtr_alloc.fragment.models import MODELS, Prepared
+from dtr_alloc.fragment.walk import walk
+from dtr_alloc.simulation import simulate
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
@@ -36,7 +38,19 @@ START = '{"INSTRUCTION":"ANNOTATE","ANNOTATION":"START"}\n'
 
 
 def dtr_alloc(*arguments):
-    return CliRunner().invoke(cli.commands, [str(argument) for argument in arguments])
+    return invoked(cli.commands, arguments)
+
+
+def best(*arguments):
+    return invoked(best_schedules.commands, arguments)
+
+
+def studies(*arguments):
+    return invoked(study_command, arguments)
+
+
+def invoked(command, arguments):
+    return CliRunner().invoke(command, [str(argument) for argument in arguments])
 
 
 def limited(*arguments, address_space, environ=None):
@@ -486,8 +500,8 @@ class TestLogs:
     def test_nothing_to_compute_and_nothing_to_hold_is_no_division_by_zero(self, tmp_path, path):
         path.write_text(log(*constant("a", 0), *call(["a"], "b", time=0, size=0)))
         found = tmp_path / "a.schedule"
-        assert dtr_alloc("schedule", path, "--out", found, "--iterations", 1).exit_code == 0
-        assert dtr_alloc("simulate", path, "--schedule", found).exit_code == 0
+        assert best("find", path, "--out", found, "--iterations", 1).exit_code == 0
+        assert best("run", path, "--schedule", found).exit_code == 0
 
     def test_a_name_that_comes_back_after_its_storage_died_is_an_error_that_names_the_log(
         self, tmp_path, path
@@ -495,7 +509,7 @@ class TestLogs:
         gone = {"INSTRUCTION": "RELEASE", "NAME": "b"}
         again = {"INSTRUCTION": "COPY", "DST": "c", "SRC": "b"}
         path.write_text(log(*constant("a", 8), *call(["a"], "b"), gone, again))
-        refused(dtr_alloc("schedule", path, "--out", tmp_path / "out"), path, "its storage died")
+        refused(best("find", path, "--out", tmp_path / "out"), path, "its storage died")
 
     def test_memory_that_there_is_not_is_named(self, path, monkeypatch):
         def none(*_):
@@ -563,7 +577,7 @@ class TestSchedules:
         head = {
             "SCHEDULE": 1,
             "LOG": "a",
-            "SHA256": schedule.identity(program),
+            "SHA256": schedules.identity(program),
             "BY": "hand",
             "SEMANTICS": "simrd",
             "DEALLOC": "eager",
@@ -572,16 +586,16 @@ class TestSchedules:
             "LISTS": 1,
         }
         path.write_text("".join(f"{line or json.dumps(head)}\n" for line in lines))
-        done = dtr_alloc("simulate", tmp_path / "a.log", "--schedule", path)
+        done = best("run", tmp_path / "a.log", "--schedule", path)
         refused(done, "--schedule", reason)
         assert len(done.output) < 1000
 
     def test_there_are_not_more_evictions_than_can_be_held(self, path, monkeypatch):
-        monkeypatch.setattr(schedule, "MOST_EVICTIONS", 5)
-        made = schedule.Schedule("a", "", "eager", 1, 1, "hand", array("q", [1, 2] * 6))
-        schedule.write(path, [made])
-        with pytest.raises(schedule.ScheduleError, match="line 2: more than 5 evictions"):
-            schedule.read(path)
+        monkeypatch.setattr(schedules, "MOST_EVICTIONS", 5)
+        made = schedules.Schedule("a", "", "eager", 1, 1, "hand", array("q", [1, 2] * 6))
+        schedules.write(path, [made])
+        with pytest.raises(schedules.ScheduleError, match="line 2: more than 5 evictions"):
+            schedules.read(path)
 
 
 # ---- settings, costs, graphs, results ----
@@ -648,20 +662,20 @@ class TestSettings:
     @pytest.mark.parametrize("text", [DEEP, "{", "[1]", DIGITS])
     def test_what_is_no_result_of_a_study_is_named(self, tmp_path, text):
         (tmp_path / "linear.json").write_text(text)
-        done = dtr_alloc("reproduce", "linear", "--redraw", "--out", tmp_path)
+        done = studies("linear", "--redraw", "--out", tmp_path)
         refused(done, tmp_path / "linear.json")
 
     def test_a_result_of_another_study_is_named(self, tmp_path):
         pytest.importorskip("matplotlib")
         (tmp_path / "linear.json").write_text("{}")
-        done = dtr_alloc("reproduce", "linear", "--redraw", "--out", tmp_path)
+        done = studies("linear", "--redraw", "--out", tmp_path)
         refused(done, tmp_path / "linear.json", "no result of the study 'linear'")
 
     def test_a_published_log_that_is_damaged_is_named(self, tmp_path):
         for name in ("resnet32", "unet"):
             (tmp_path / f"{name}.log").write_text("{}\n")
         options = ("--smoke", "--logs", tmp_path, "--out", tmp_path)
-        refused(dtr_alloc("reproduce", "ablation", *options), "resnet32.log: no line is ANNOTATE")
+        refused(studies("ablation", *options), "resnet32.log: no line is ANNOTATE")
 
 
 class TestWhatIsShown:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 
-from dtr_alloc.lab.studies.static_graph import StaticGraph
+from bench.studies.static_graph import StaticGraph
 
 MOST_NODES = 16
 

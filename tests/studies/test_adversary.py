@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtr_alloc.lab.studies.adversary import HEURISTICS, RULES, Adversary
+from bench.studies.adversary import HEURISTICS, RULES, Adversary
 
 
 @pytest.mark.parametrize("rule", RULES)

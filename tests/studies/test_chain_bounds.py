@@ -8,7 +8,7 @@ import math
 
 import pytest
 
-from dtr_alloc.lab.studies import chain_bounds
+from bench.studies import chain_bounds
 
 
 def linear_operators(layers):

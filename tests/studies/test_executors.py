@@ -26,11 +26,12 @@ pytest.importorskip(
 
 from click.testing import CliRunner
 
+from bench.studies import study
+from bench.studies.__main__ import command as study_command
 from dtr_alloc.cli import commands
-from dtr_alloc.lab import executors, simulate
-from dtr_alloc.lab.executors import ExecutorError, Failure, RunsFailed, Workers
-from dtr_alloc.lab.studies import study
 from dtr_alloc.oplog import compile_log
+from dtr_alloc.simulation import executors, simulate
+from dtr_alloc.simulation.executors import ExecutorError, Failure, RunsFailed, Workers
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 
@@ -45,6 +46,10 @@ PLAN = simulate.Plan(
 
 def command(*arguments):
     return CliRunner().invoke(commands, list(map(str, arguments)))
+
+
+def studies(*arguments):
+    return CliRunner().invoke(study_command, list(map(str, arguments)))
 
 
 def without_time(rows):
@@ -203,8 +208,8 @@ def test_another_version_in_a_worker_ends_the_study_and_both_are_named(programs)
 
 def test_a_version_tells_sources_apart(tmp_path, monkeypatch):
     here = executors.code_version()
-    (tmp_path / "lab").mkdir()
-    monkeypatch.setattr(executors, "__file__", str(tmp_path / "lab/executors.py"))
+    (tmp_path / "simulation").mkdir()
+    monkeypatch.setattr(executors, "__file__", str(tmp_path / "simulation/executors.py"))
     found = set()
     for text in ("a = 1", "a = 2"):
         (tmp_path / "module.py").write_text(text)
@@ -221,7 +226,7 @@ def test_reproduce_names_a_study_that_lacks_runs_and_goes_on_with_the_next(tmp_p
     broken = study.Study("broken", "here", lacks, lambda document: {})
     load = study.load
     monkeypatch.setattr(study, "load", lambda name: broken if name == "linear" else load(name))
-    done = command("reproduce", "linear", "memory", "--smoke", "--out", tmp_path)
+    done = studies("linear", "memory", "--smoke", "--out", tmp_path)
     assert done.exit_code == 1
     assert "linear: runs failed:\n  one: OSError: gone" in done.output
     assert {path.name for path in tmp_path.glob("*.json")} == {"memory.json"}
@@ -297,9 +302,7 @@ def test_a_cluster_gives_the_studies_that_processes_give(tmp_path, cluster):
     found = {}
     for name, options in {"local": ("--jobs", 2), "dask": ("--executor", cluster)}.items():
         names = ("schedule", "floor")
-        done = command(
-            *("reproduce", *names, "--smoke", "--logs", logs, "--out", tmp_path / name, *options)
-        )
+        done = studies(*(*names, "--smoke", "--logs", logs, "--out", tmp_path / name, *options))
         assert done.exit_code == 0, done.output
         documents = [json.loads((tmp_path / name / f"{one}.json").read_text()) for one in names]
         found[name] = [

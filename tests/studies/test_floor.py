@@ -1,4 +1,4 @@
-"""The bound that no schedule of an op log goes below (dtr_alloc/lab/studies/floor.py)."""
+"""The bound that no schedule of an op log goes below (bench/studies/floor.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dtr_alloc.lab.studies.floor import least_bytes
+from bench.studies.floor import least_bytes
 from dtr_alloc.oplog import compile_log
 
 START = '{"INSTRUCTION":"ANNOTATE","ANNOTATION":"START"}'

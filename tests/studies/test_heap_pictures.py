@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from dtr_alloc.cli.fragment import command as fragment
 from dtr_alloc.cli.fragment.report import stems
-from dtr_alloc.lab.fragment import charts, example, heap_map, pictures, report
-from dtr_alloc.lab.fragment.raster import CutAxis, coverage
-from dtr_alloc.lab.fragment.walk import walk
+from dtr_alloc.fragment import charts, example, heap_map, pictures, report
+from dtr_alloc.fragment.raster import CutAxis, coverage
+from dtr_alloc.fragment.walk import walk
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 

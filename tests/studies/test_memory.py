@@ -5,9 +5,9 @@ import json
 import lzma
 from pathlib import Path
 
-from dtr_alloc.lab.simulate import run_log
-from dtr_alloc.lab.studies.linear_network import linear_network
-from dtr_alloc.lab.studies.memory import intervals
+from bench.studies.linear_network import linear_network
+from bench.studies.memory import intervals
+from dtr_alloc.simulation.simulate import run_log
 
 DATA = Path(__file__).parents[1] / "data/simrd/theory_traces_expected.jsonl.xz"
 DEALLOCS = {"RuntimeV1": "banish", "RuntimeV2EagerOptimized": "eager"}

@@ -14,13 +14,12 @@ from exact_states import MOST_NODES, least_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dtr_alloc.lab import simulate
-from dtr_alloc.lab.studies import checkpointing, optimum, static_graph, training_graphs
-from dtr_alloc.lab.studies.any_schedule import bound
-from dtr_alloc.lab.studies.checkmate import Checkmate
-from dtr_alloc.lab.studies.log_graph import coarse_graph
-from dtr_alloc.lab.studies.static_graph import Node, StaticGraph
-from dtr_alloc.lab.studies.static_schedule import ScheduleError, measure
+from bench.studies import checkpointing, optimum, static_graph, training_graphs
+from bench.studies.any_schedule import bound
+from bench.studies.checkmate import Checkmate
+from bench.studies.log_graph import coarse_graph
+from bench.studies.static_graph import Node, StaticGraph
+from bench.studies.static_schedule import ScheduleError, measure
 from dtr_alloc.oplog import (
     FRESH,
     Alias,
@@ -33,6 +32,7 @@ from dtr_alloc.oplog import (
     compile_instructions,
     compile_log,
 )
+from dtr_alloc.simulation import simulate
 
 pytest.importorskip("scipy")
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dtr_alloc.cli import commands
-from dtr_alloc.lab.studies import study
+from bench.studies import study
+from bench.studies.__main__ import command
 
 SVG = b"<svg"
 
 
 def reproduce(*arguments):
-    return CliRunner().invoke(commands, ["reproduce", *map(str, arguments)])
+    return CliRunner().invoke(command, list(map(str, arguments)))
 
 
 def check_large(document):

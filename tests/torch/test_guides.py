@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dtr_alloc
-from dtr_alloc.lab.fragment import torch_export
+from dtr_alloc.fragment import torch_export
 from dtr_alloc.traces import trace_file
 
 ROOT = Path(__file__).parents[2]

@@ -28,8 +28,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dtr_alloc
 from bench.models import JOBS
 from dtr_alloc import oplog
-from dtr_alloc.lab import simulate
 from dtr_alloc.oplog import recorder
+from dtr_alloc.simulation import simulate
 from dtr_alloc.torch import api
 from dtr_alloc.torch.op_rules import rule_for
 

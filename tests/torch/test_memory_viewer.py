@@ -8,7 +8,7 @@ pytest.importorskip("torch", reason="torch is not installed here")
 
 from torch.cuda import _memory_viz
 
-from dtr_alloc.lab.fragment import rmm, torch_export, torch_snapshot
+from dtr_alloc.fragment import rmm, torch_export, torch_snapshot
 
 
 @pytest.fixture(params=["with segments", "without"])

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import dtr_alloc
-from dtr_alloc.lab.fragment import example, report
-from dtr_alloc.lab.page import page as page_of
+from dtr_alloc.advise.page import page as page_of
+from dtr_alloc.fragment import example, report
 from dtr_alloc.torch import api
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""

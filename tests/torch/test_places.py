@@ -13,7 +13,7 @@ from torch.nn.modules import module as modules
 from torch.utils.checkpoint import checkpoint
 
 import dtr_alloc
-from dtr_alloc.lab.where import Where, bytes_by_place, repeats_by_place
+from dtr_alloc.advise.where import Where, bytes_by_place, repeats_by_place
 from dtr_alloc.oplog import compile_log
 from dtr_alloc.torch import api, places
 from dtr_alloc.torch.kept import Kept, fullest

@@ -18,7 +18,7 @@ from bench.measure import Run, profile, train, train_plain
 from bench.models import JOBS
 from dtr_alloc import heuristics
 from dtr_alloc.heuristics import Candidate
-from dtr_alloc.lab.presets import PRESETS
+from dtr_alloc.simulation.presets import PRESETS
 
 STEPS = 2
 

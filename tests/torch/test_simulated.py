@@ -20,7 +20,7 @@ pytest.importorskip(
 from harness import fix_costs
 
 from dtr_alloc import oplog
-from dtr_alloc.lab import presets, simulate
+from dtr_alloc.simulation import presets, simulate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -28,7 +28,7 @@ JOB = """
 import json
 import torch
 from torch import nn
-from dtr_alloc.lab.presets import PRESETS
+from dtr_alloc.simulation.presets import PRESETS
 from dtr_alloc.oplog import recorder
 from dtr_alloc.torch import api
 
@@ -176,7 +176,7 @@ import torch._dynamo  # which the first step of an optimizer would import, in ea
 from bench.models import JOBS
 
 import dtr_alloc
-from dtr_alloc.lab.presets import PRESETS
+from dtr_alloc.simulation.presets import PRESETS
 from dtr_alloc.oplog import recorder
 from dtr_alloc.torch import api
 

@@ -24,7 +24,7 @@ import torch
 
 import dtr_alloc
 from dtr_alloc.core import StateError
-from dtr_alloc.lab.fragment import chrome_trace, formats
+from dtr_alloc.fragment import chrome_trace, formats
 from dtr_alloc.traces.trace import Kind, TraceError
 
 ROOT = Path(__file__).resolve().parent.parent.parent

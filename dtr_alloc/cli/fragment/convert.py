@@ -10,7 +10,7 @@ import click
 from dtr_alloc.cli.common import InputError
 from dtr_alloc.cli.fragment.options import FILE, OUT, truncated_option
 from dtr_alloc.config import error_size, format_size, parse_size
-from dtr_alloc.lab.fragment import chrome_trace, formats
+from dtr_alloc.fragment import chrome_trace, formats
 from dtr_alloc.traces.trace import TraceError
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from dtr_alloc.lab import simulate
-from dtr_alloc.lab.fragment.models import MODELS
+from dtr_alloc.fragment.models import MODELS
 from dtr_alloc.output_file import beside
+from dtr_alloc.simulation import simulate
 
 FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
 """A file that is read."""

@@ -21,8 +21,8 @@ from dtr_alloc.cli.fragment.options import (
     truncated_option,
     write_json,
 )
-from dtr_alloc.lab.fragment import formats, report
-from dtr_alloc.lab.fragment.models import Prepared
+from dtr_alloc.fragment import formats, report
+from dtr_alloc.fragment.models import Prepared
 from dtr_alloc.report import write_text
 from dtr_alloc.traces.trace import TraceError
 

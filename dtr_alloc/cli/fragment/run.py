@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dtr_alloc.cli.common import InputError, failed, print_table, workers_of, workers_options
+from dtr_alloc.cli.common import InputError, print_table
 from dtr_alloc.cli.fragment.options import (
     FILE,
     budgets_of,
@@ -21,18 +21,19 @@ from dtr_alloc.cli.fragment.options import (
     truncated_option,
     write_json,
 )
+from dtr_alloc.cli.runs import failed, workers_of, workers_options
 from dtr_alloc.config import format_size, parse_size
-from dtr_alloc.lab.executors import ExecutorError, Failure, RunsFailed
-from dtr_alloc.lab.fragment import formats
-from dtr_alloc.lab.fragment.fidelity import compare as compared
-from dtr_alloc.lab.fragment.measures import too_few_events
-from dtr_alloc.lab.fragment.models import (
+from dtr_alloc.fragment import formats
+from dtr_alloc.fragment.fidelity import compare as compared
+from dtr_alloc.fragment.measures import too_few_events
+from dtr_alloc.fragment.models import (
     MODELS,
     OPTIONS,
     ModelRun,
     Prepared,
     smallest_budget,
 )
+from dtr_alloc.simulation.executors import ExecutorError, Failure, RunsFailed
 
 VERSION = 1
 """Of the JSON."""
@@ -40,7 +41,7 @@ VERSION = 1
 
 @click.command("run", short_help="What another allocator would have made of the same requests.")
 @click.argument("source", metavar="TRACE", type=FILE)
-@models_option("Allocators: names, or all. The top of dtr_alloc/lab/fragment/models.py lists them.")
+@models_option("Allocators: names, or all. The top of dtr_alloc/fragment/models.py lists them.")
 @budgets_option
 @click.option(
     "--set",

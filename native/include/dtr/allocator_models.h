@@ -142,7 +142,7 @@ const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_run* run, int32
                                               uint64_t* count);
 const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_run* run, uint64_t* count);
 
-/* What dtr_fragment_walk_run reads; dtr_alloc/lab/fragment/walk.py says how. */
+/* What dtr_fragment_walk_run reads; dtr_alloc/fragment/walk.py says how. */
 typedef struct dtr_fragment_walk_options {
   const uint8_t* kind; /* the rows' columns, of one device */
   const uint64_t* address;

@@ -1,0 +1,237 @@
+"""Pictures that compare heaps: live and reserved bytes over time, holes by size, models by what
+they need. matplotlib is imported when one is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dtr_alloc.config import format_size
+from dtr_alloc.fragment.measures import Measures, size_unit
+from dtr_alloc.fragment.pictures import FAILED, Clock, wrapped
+from dtr_alloc.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LIVE, LOST, RESERVED = "#0072b2", "#e69f00", "#000000"
+MOST_POINTS = 2000
+"""All lines of a kind in a picture that have more get the largest and the smallest of each part
+instead."""
+CUT_OFF = 2.5
+"""What takes more than so many times the peak of live bytes is cut off, and its number stands."""
+
+
+def live_picture(
+    trace: Trace, rows: Sequence[tuple[Any, Measures]], *, by_event: bool = False
+) -> Figure:
+    """Live against reserved bytes over time, with what is lost between them: a panel for each
+    series (of the columns of walk.Series) and its measures."""
+    clock = Clock.of(trace, by_event)
+    unit, name = size_unit(max(measures.peak_reserved_bytes for _, measures in rows))
+    figure, panels = _panels(len(rows), (10, 4.2), (6.2, 2.6))
+    for panel, (series, measures) in zip(panels, rows, strict=False):
+        points = thinned(series, clock, max(2, MOST_POINTS // len(rows)))
+        _live(panel, trace, points, measures, clock, unit)
+        panel.set_title(live_title(measures), loc="left", fontsize=12 if len(rows) == 1 else 8.5)
+        panel.set_ylabel(name)
+        panel.set_xlabel(clock.label)
+    _label_outer(panels[: len(rows)])
+    most = max(measures.peak_reserved_bytes for _, measures in rows)
+    live = max(measures.peak_live_bytes for _, measures in rows)
+    panels[0].set_ylim(0, 1.06 * (min(most, CUT_OFF * live or most) or 1) / unit)
+    handles = {
+        label: handle
+        for panel in panels[: len(rows)]
+        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, fontsize=8.5)
+    return figure
+
+
+def _panels(
+    count: int, alone: tuple[float, float], each: tuple[float, float]
+) -> tuple[Figure, list[Axes]]:
+    """Panels with common axes, in two columns if there are several. Sizes in inches."""
+    from matplotlib.figure import Figure
+
+    columns = min(2, count)
+    high = -(-count // columns)
+    size = alone if count == 1 else (columns * each[0], 0.6 + high * each[1])
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(high, columns, squeeze=False, sharex=True, sharey=True)
+    for empty in panels.flat[count:]:
+        empty.set_axis_off()
+    return figure, list(panels.flat)
+
+
+def _label_outer(panels: Sequence[Axes]) -> None:
+    """Leaves the labels of the axes to the outermost panels that are in use."""
+    for at, axes in enumerate(panels):
+        is_lowest = at + 2 >= len(panels)
+        axes.tick_params(labelbottom=is_lowest, labelleft=at % 2 == 0)
+        if not is_lowest:
+            axes.set_xlabel("")
+        if at % 2:
+            axes.set_ylabel("")
+
+
+def _live(
+    axes: Axes, trace: Trace, points: Any, measures: Measures, clock: Clock, unit: float
+) -> None:
+    at, live, reserved = points
+    live, reserved = live / unit, reserved / unit
+    axes.fill_between(at, 0, live, step="post", color=LIVE, alpha=0.35, lw=0, label="live")
+    axes.fill_between(
+        at, live, reserved, step="post", color=LOST, alpha=0.6, lw=0, label="lost (not live)"
+    )
+    axes.step(at, reserved, where="post", color=RESERVED, lw=1, label="reserved")
+    axes.step(at, live, where="post", color=LIVE, lw=0.8)
+    if measures.budget_bytes:
+        axes.axhline(measures.budget_bytes / unit, color="0.5", ls="--", lw=1, label="budget")
+    worst = clock.at(trace, min(measures.worst_event, len(trace) - 1))
+    axes.axvline(worst, color=FAILED, ls=":", lw=1.3, label="worst moment")
+    if not measures.completed:
+        axes.plot(worst, measures.peak_reserved_bytes / unit, "x", color=FAILED, ms=9, mew=2.5,
+                  label="out of memory", clip_on=False)  # fmt: skip
+    axes.margins(x=0)
+    axes.grid(alpha=0.3)
+
+
+def live_title(measures: Measures) -> str:
+    """The finding of live_picture."""
+    part = 100 * (1 - (measures.utilization or 0))
+    return (
+        f"{measures.name}: {format_size(measures.peak_reserved_bytes)} reserved for "
+        f"{format_size(measures.peak_live_bytes)} live at the peaks: {part:.1f} % lost"
+    )
+
+
+def thinned(series: Any, clock: Clock, most: int) -> tuple[Any, Any, Any]:
+    """Times, live and reserved bytes; of more rows than twice the most, both ends of each part's
+    range."""
+    import numpy as np
+
+    at = np.asarray(series.event if clock.by_event else series.time_ns, dtype=np.float64)
+    at = at / clock.scale
+    live = np.asarray(series.live_bytes, dtype=np.float64)
+    reserved = np.asarray(series.reserved_bytes, dtype=np.float64)
+    if len(at) <= 2 * most:
+        return at, live, reserved
+    starts = np.unique(np.linspace(0, len(at) - 1, most).astype(int))
+    low = [np.minimum.reduceat(column, starts) for column in (live, reserved)]
+    high = [np.maximum.reduceat(column, starts) for column in (live, reserved)]
+    both = [np.column_stack(pair).ravel() for pair in zip(high, low, strict=True)]
+    ends = np.append(starts[1:], len(at) - 1)
+    return np.column_stack((at[starts], (at[starts] + at[ends]) / 2)).ravel(), both[0], both[1]
+
+
+def holes_picture(
+    rows: Sequence[tuple[str, Sequence[int], int | None]],
+) -> Figure:
+    """Histograms of holes at the worst moments, a panel each: how many bytes are free in holes of
+    which size.
+
+    Args:
+        rows: names with the sizes of their holes in bytes, and what found no place, if that
+            is what makes the moment the worst.
+    """
+    import numpy as np
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    figure, panels = _panels(len(rows), (9, 3.2), (6.2, 2.2))
+    sizes = [size for _, holes, request in rows for size in (*holes, request or 1 << 20)]
+    low, high = min(sizes).bit_length() - 1, max(sizes).bit_length()
+    edges = [1 << bit for bit in range(low, high + 1)]
+    unit, unit_name = size_unit(max(sum(holes) for _, holes, _ in rows) / 4)
+    highest = 0.0
+    for axes, (name, holes, request_bytes) in zip(panels, rows, strict=False):
+        found = np.asarray(holes, dtype=np.float64)
+        held, _ = np.histogram(found, edges, weights=found)
+        number, _ = np.histogram(found, edges)
+        bars = axes.bar(edges[:-1], held / unit, np.diff(edges), align="edge", color=LOST, ec="w")
+        axes.bar_label(bars, [f"{n:,}" if n else "" for n in number], fontsize=8)
+        axes.set_xscale("log", base=2)
+        highest = max(highest, held.max() / unit)
+        if request_bytes:
+            axes.axvline(request_bytes, color=FAILED, lw=1.5)
+            axes.annotate(
+                f"asked for: {format_size(request_bytes)}",
+                (request_bytes, 0.96),
+                xycoords=axes.get_xaxis_transform(),
+                xytext=(-5, 0),
+                textcoords="offset points",
+                ha="right",
+                va="top",
+                fontsize=8.5,
+                color=FAILED,
+            )
+        axes.set_ylabel(f"free, {unit_name}")
+        axes.set_xlabel("size of a hole (over each bar: how many holes)")
+        axes.grid(axis="y", alpha=0.3)
+        axes.set_title(holes_title(name, holes), loc="left", fontsize=9)
+        axes.xaxis.set_major_locator(LogLocator(2, numticks=6))
+        axes.xaxis.set_major_formatter(
+            FuncFormatter(lambda size, _: format_size(int(size)).replace(".00", ""))
+        )
+    panels[0].set_ylim(0, 1.3 * highest or 1)
+    _label_outer(panels[: len(rows)])
+    return figure
+
+
+def holes_title(name: str, holes: Sequence[int]) -> str:
+    """The finding of a panel of holes_picture."""
+    if not holes:
+        return f"{name}: nothing is free at the worst moment"
+    return (
+        f"{name}: {format_size(sum(holes))} free in {len(holes):,} "
+        f"{'hole' if len(holes) == 1 else 'holes'}, the largest has {format_size(max(holes))}"
+    )
+
+
+def models_picture(rows: Sequence[Measures], title: str) -> Figure:
+    """What each allocator reserves at its peak, and the smallest budget in which it completes,
+    in terms of peak live bytes."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    figure = Figure(figsize=(9, 1.6 + 0.5 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    has_budgets = any(row.smallest_budget_bytes for row in rows)
+    high = 0.38 if has_budgets else 0.7
+    live = max(row.peak_live_bytes for row in rows) or 1
+    widest = max(max(row.peak_reserved_bytes, row.smallest_budget_bytes or 0) for row in rows)
+    end = min(widest / live, CUT_OFF)
+    for y, row in enumerate(rows):
+        bars = [(row.peak_reserved_bytes, LOST, "peak reserved", -high / 2 if has_budgets else 0)]
+        if row.smallest_budget_bytes:
+            bars.append((row.smallest_budget_bytes, LIVE, "smallest budget", high / 2))
+        for size, color, label, shift in bars:
+            text = f" {size / live:.3f}  ({format_size(size)})"
+            if size / live > end:
+                text = f" →{text}"
+            if label == "peak reserved" and not row.completed:
+                text += ", out of memory"
+            axes.barh(
+                y + shift,
+                min(size / live, end),
+                high,
+                color=color,
+                ec="w",
+                hatch="//" if text.endswith("out of memory") else None,
+            )
+            axes.text(min(size / live, end), y + shift, text, va="center", fontsize=8)
+    axes.axvline(1, color="k", lw=1)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.35 * end)
+    axes.set_xlabel(f"in terms of peak live ({format_size(live)})")
+    axes.set_title(wrapped(title, 80), loc="left")
+    axes.grid(axis="x", alpha=0.3)
+    handles = [Patch(fc=LOST, label="peak reserved")]
+    if has_budgets:
+        handles.append(Patch(fc=LIVE, label="smallest budget"))
+    figure.legend(handles=handles, loc="outside lower right", ncols=2, fontsize=8.5)
+    return figure

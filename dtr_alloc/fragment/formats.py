@@ -1,0 +1,88 @@
+"""A trace from a file of any kind that we read, and to any that we write."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from dtr_alloc import bounded
+from dtr_alloc.fragment import chrome_trace, rmm, torch_export, torch_snapshot
+from dtr_alloc.output_file import beside
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.trace import Trace, TraceError
+
+_HEAD_BYTES = 4096
+
+WRITES = ("trace", "torch", "rmm", "chrome")
+"""What write() can make."""
+
+
+def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trace:
+    """Reads and checks a trace, or, plain or compressed by gzip, a log of RMM or a memory snapshot
+    of PyTorch.
+
+    allow_truncated: whether what a killed job left of a trace or a log is read as far as it goes.
+
+    Takes time and memory as the three readers and Trace.validate() say.
+
+    Raises TraceError that names the file if it is none of them, damaged, too large, or makes no
+    sense; OSError if it cannot be opened.
+    """
+    if not Path(path).is_file():  # a pipe may never answer, and could be read only once
+        os.stat(path)
+        raise TraceError(f"{os.fspath(path)} is no regular file")
+    try:
+        with bounded.opened(path) as file:
+            head = file.read(_HEAD_BYTES)
+    except bounded.Damaged as error:
+        raise TraceError(f"{os.fspath(path)}: {error}") from None
+    if head.startswith(trace_file.MAGIC[:2]):
+        trace = trace_file.read(path, allow_truncated=allow_truncated)
+    elif rmm.is_log(head):
+        trace = rmm.read(path, allow_truncated=allow_truncated)
+    elif rmm.is_debug_log(head):
+        raise TraceError(
+            f"{os.fspath(path)} is RMM's debug log; what is read is the memory event log, CSV, "
+            "which rmm.enable_logging(log_file_name=...) writes"
+        )
+    elif torch_snapshot.is_head(head):
+        trace = torch_snapshot.read(path)
+    else:
+        raise TraceError(
+            f"{os.fspath(path)} begins with {head[:8]!r}: it is no trace of dtr_alloc, no log of "
+            "RMM and no memory snapshot of PyTorch"
+        )
+    try:
+        trace.validate()
+    except TraceError as error:
+        raise TraceError(f"{os.fspath(path)}: {error}") from None
+    except MemoryError:
+        raise TraceError(f"{os.fspath(path)}: {bounded.OUT_OF_MEMORY}") from None
+    return trace
+
+
+def write(
+    trace: Trace,
+    path: str | os.PathLike[str],
+    to: str,
+    device: int | None = None,
+    limit_bytes: int = chrome_trace.LIMIT_BYTES,
+    profile: Path | None = None,
+) -> Counter[str]:
+    """Writes a checked trace as one of WRITES, by way of a file beside it, so that a failure leaves
+    what was there. The limit and the profile are those of chrome_trace.write().
+
+    Returns how many events of which kind were left out: none but for ``chrome``.
+
+    Raises TraceError if that kind cannot hold the trace, and OSError as the disk does.
+    """
+    makers: dict[str, Callable[[Path], Counter[str] | None]] = {
+        "trace": lambda part: trace_file.write(trace, part),
+        "torch": lambda part: torch_export.write(trace, part),
+        "chrome": lambda part: chrome_trace.write(trace, part, limit_bytes, profile),
+        "rmm": lambda part: rmm.write(trace, part, device=device),
+    }
+    with beside(Path(path)) as part:
+        return makers[to](part) or Counter()

@@ -1,0 +1,267 @@
+"""The map of a heap: time to the right, addresses upwards, a block is a rectangle.
+
+Colors say how large blocks are or which operator asked for them; neighbors of one color differ in
+shade. Light gray is reserved and free, white not reserved. Where a block ends by an eviction its
+right edge is marked, where its content comes back its left edge, and a move marks both blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dtr_alloc.config import format_size
+from dtr_alloc.fragment import residency
+from dtr_alloc.fragment.raster import Array, CutAxis, coverage
+from dtr_alloc.fragment.residency import Residencies
+from dtr_alloc.traces.trace import Kind, Trace
+
+FREE = (0.87, 0.87, 0.87)
+EVICTED = "#d55e00"
+REMATERIALIZED = "#0072b2"
+MOVED = "#cc79a7"
+SIZE_LIMITS = tuple(1 << bits for bits in (12, 16, 20, 22, 24, 26, 28, 30))
+"""Size classes end below these; the last has no end."""
+OPERATORS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#5e3c99", "#8c564b", "#17becf", "#b8a300")
+"""For the names that hold most bytes for most time, in this order."""
+OTHERS = "#7f7f7f"
+MARK_PIXELS = 2.5
+"""How wide a mark is, and how high at least."""
+
+
+class SegmentEvent(NamedTuple):
+    """Physical memory that came (is_taken) or went, at an event."""
+
+    event: int
+    address: int
+    size_bytes: int
+    is_taken: bool
+
+
+@dataclass
+class HeapMap:
+    """A picture of a heap as numbers.
+
+    Attributes:
+        image: (height, width, 3), colors from 0 to 1; row 0 has the lowest addresses.
+        axis: which addresses its rows are.
+        times: of its left and right border, in the unit of the time axis.
+        classes: the colors in use with what they mean, for a legend.
+        marks: likewise for the marks.
+    """
+
+    image: Array
+    axis: CutAxis
+    times: tuple[float, float]
+    classes: list[tuple[str, Any]]
+    marks: list[tuple[str, str]]
+
+
+def heap_map(
+    trace: Trace,
+    blocks: Residencies,
+    *,
+    segments: Sequence[SegmentEvent] | None = None,
+    color: str = "size",
+    by_event: bool = False,
+    shape: tuple[int, int] = (700, 1400),
+) -> HeapMap:
+    """Draws a map.
+
+    Args:
+        trace: of one device.
+        blocks: where they lay; those of a model may lie elsewhere than the trace's own.
+        segments: what was reserved when, if not as the trace says.
+        color: by ``size`` or by ``operator``.
+        by_event: time is the index of the event instead of nanoseconds.
+        shape: height and width in pixels.
+    """
+    start, end = _times(trace, blocks, by_event)
+    low = np.asarray(blocks.address, dtype=np.uint64)
+    high = low + np.asarray(blocks.size_bytes, dtype=np.uint64)
+    span = _span(trace, by_event)
+    held = _segments(trace, segment_events(trace) if segments is None else segments, by_event)
+    axis = CutAxis(np.concatenate((low, held.low)), np.concatenate((high, held.high)))
+    scale = _scale(axis, span, shape)
+    boxes = scale(start, end, low, high)
+    colors, classes = _by_operator(trace, blocks) if color == "operator" else _by_size(blocks)
+    painted = coverage(boxes, np.column_stack((_shaded(colors), np.ones(len(boxes)))), shape)
+    ink, covered = painted[:, :, :3], np.clip(painted[:, :, 3:], 0, 1)
+    if len(held.low):
+        reserved = coverage(
+            scale(held.start, held.end, held.low, held.high),
+            np.ones(len(held.low)),
+            shape,
+        )
+        reserved = np.clip(np.maximum(reserved, covered), 0, 1)
+    else:  # from the first block on that lay there
+        reserved = np.maximum.accumulate(covered, axis=1)
+    image = ink + (reserved - covered) * np.array(FREE) + (1 - reserved)
+    image, marks = _marked(np.clip(image, 0, 1), blocks, boxes)
+    return HeapMap(image, axis, span, classes, marks)
+
+
+def _marked(image: Array, blocks: Residencies, boxes: Array) -> tuple[Array, list[tuple[str, str]]]:
+    from matplotlib.colors import to_rgb
+
+    began, ended = np.asarray(blocks.began), np.asarray(blocks.ended)
+    found = []
+    for label, color, left, right in (
+        ("moved", MOVED, began == residency.MOVED_IN, ended == residency.MOVED_OUT),
+        ("computed again", REMATERIALIZED, began == residency.REMATERIALIZED, None),
+        ("evicted", EVICTED, None, ended == residency.EVICTED),
+    ):
+        edges = []
+        if left is not None and left.any():
+            x = boxes[left, 0]
+            edges.append(np.column_stack((x, x + MARK_PIXELS, boxes[left, 2:])))
+        if right is not None and right.any():
+            x = boxes[right, 1]
+            edges.append(np.column_stack((x - MARK_PIXELS, x, boxes[right, 2:])))
+        if not edges:
+            continue
+        found.append((label, color))
+        marks = np.concatenate(edges)
+        lack = np.maximum(0, MARK_PIXELS - (marks[:, 3] - marks[:, 2])) / 2
+        marks[:, 2] -= lack
+        marks[:, 3] += lack
+        part = np.clip(coverage(marks, np.ones(len(marks)), image.shape[:2]), 0, 1)
+        image = image * (1 - part) + part * np.array(to_rgb(color))
+    return image, found
+
+
+@dataclass
+class _Segments:
+    start: Array
+    end: Array
+    low: Array
+    high: Array
+
+
+def segment_events(trace: Trace) -> list[SegmentEvent]:
+    """What a trace says of segments."""
+    kinds = np.asarray(trace.kind)
+    which = np.flatnonzero((kinds == Kind.SEGMENT_ALLOCATE) | (kinds == Kind.SEGMENT_FREE))
+    return [
+        SegmentEvent(
+            event,
+            trace.address[event],
+            trace.size_bytes[event],
+            trace.kind[event] == Kind.SEGMENT_ALLOCATE,
+        )
+        for event in which.tolist()
+    ]
+
+
+def _segments(trace: Trace, events: Sequence[SegmentEvent], by_event: bool) -> _Segments:
+    """Physical memory as rectangles. A part of a segment may be given back alone."""
+    open_: dict[int, tuple[float, int]] = {}  # low -> since, high
+    rows: list[tuple[float, float, int, int]] = []
+    for event, low, size, is_taken in events:
+        now = float(event if by_event else trace.time_ns[event])
+        high = low + size
+        if is_taken:
+            open_[low] = (now, high)
+            continue
+        is_whole = open_.get(low, (0.0, 0))[1] == high
+        for a in [low] if is_whole else [a for a in open_ if a < high and open_[a][1] > low]:
+            since, b = open_.pop(a)
+            rows.append((since, now, max(a, low), min(b, high)))
+            if a < low:
+                open_[a] = (since, low)
+            if high < b:
+                open_[high] = (since, b)
+    last = _span(trace, by_event)[1]
+    rows += [(since, last, a, b) for a, (since, b) in open_.items()]
+    columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 4
+    return _Segments(
+        *(np.asarray(column, dtype=np.float64) for column in columns[:2]),
+        *(np.asarray(column, dtype=np.uint64) for column in columns[2:]),
+    )
+
+
+def _span(trace: Trace, by_event: bool) -> tuple[float, float]:
+    if by_event:
+        return 0.0, float(max(1, len(trace)))
+    return 0.0, float(max(1, trace.time_ns[-1]))
+
+
+def _times(trace: Trace, blocks: Residencies, by_event: bool) -> tuple[Array, Array]:
+    start, end = np.asarray(blocks.start), np.asarray(blocks.end)
+    if by_event:
+        return start.astype(np.float64), end.astype(np.float64)
+    times = np.append(np.asarray(trace.time_ns, dtype=np.float64), _span(trace, False)[1])
+    return times[start], times[end]
+
+
+def _scale(
+    axis: CutAxis, span: tuple[float, float], shape: tuple[int, int]
+) -> Callable[[Array, Array, Array, Array], Array]:
+    """From times and addresses to boxes in pixels."""
+    height, width = shape
+
+    def scale(start: Array, end: Array, low: Array, high: Array) -> Array:
+        bottom = axis.place(low)
+        top = bottom + (high - low).astype(np.float64)
+        across = width / (span[1] - span[0])
+        up = height / axis.length_bytes
+        return np.column_stack(
+            ((start - span[0]) * across, (end - span[0]) * across, bottom * up, top * up)
+        )
+
+    return scale
+
+
+def _shaded(colors: Array) -> Array:
+    """Mixed with white in four steps, so that one block can be told from the next."""
+    white = (np.arange(len(colors)) * 5 % 4 * 0.09)[:, None]
+    return colors * (1 - white) + white
+
+
+def _by_size(blocks: Residencies) -> tuple[Array, list[tuple[str, Any]]]:
+    from matplotlib import colormaps
+
+    of_block = np.searchsorted(SIZE_LIMITS, np.asarray(blocks.size_bytes), side="right")
+    used = np.unique(of_block)
+    palette = colormaps["viridis"](np.linspace(0.97, 0.0, max(2, len(used))))[: len(used), :3]
+    colors = palette[np.searchsorted(used, of_block)]
+    return colors, [
+        (_class_name(which), tuple(color))
+        for which, color in zip(used.tolist(), palette.tolist(), strict=True)
+    ]
+
+
+def _class_name(which: int) -> str:
+    if which == 0:
+        return f"below {_plain(SIZE_LIMITS[0])}"
+    if which == len(SIZE_LIMITS):
+        return f"from {_plain(SIZE_LIMITS[-1])}"
+    return f"{_plain(SIZE_LIMITS[which - 1])} to {_plain(SIZE_LIMITS[which])}"
+
+
+def _plain(size: int) -> str:
+    return format_size(size).replace(".00 ", " ")
+
+
+def _by_operator(trace: Trace, blocks: Residencies) -> tuple[Array, list[tuple[str, Any]]]:
+    from matplotlib.colors import to_rgb
+
+    names = np.asarray(blocks.name, dtype=np.int64)
+    start, end = _times(trace, blocks, by_event=True)
+    held = np.bincount(
+        names, np.asarray(blocks.size_bytes, dtype=np.float64) * (end - start), len(trace.names)
+    )
+    first = [int(name) for name in np.argsort(-held, kind="stable") if held[name]]
+    shown = first[: len(OPERATORS)]
+    palette = np.tile(np.array(to_rgb(OTHERS)), (len(trace.names), 1))
+    classes: list[tuple[str, Any]] = []
+    for name, color in zip(shown, OPERATORS, strict=False):
+        palette[name] = to_rgb(color)
+        label = trace.names[name].removesuffix(".default")
+        classes.append((label or "(no name)", color))
+    if len(first) > len(shown):
+        classes.append((f"{len(first) - len(shown)} others", OTHERS))
+    return palette[names], classes

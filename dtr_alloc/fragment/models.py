@@ -1,0 +1,440 @@
+"""Allocator models: what would this allocator have made of the same requests?
+
+``run_model`` sends the allocations of a trace (trace.py), of one device, through a model of an
+allocator (native/fragment/), in the order of the events and each on its stream; times between them
+do not count. A model manages addresses without memory, so that any size of device can be asked.
+
+Models, by name:
+
+* ``ours``: our pool with its memory mapped by chunks, as on a GPU; ``ours-fixed``: the same in an
+  arena of as many addresses as the budget has bytes, where no remapping helps;
+* ``ours-first-fit``, ``ours-size-classes``: ``ours`` with another placement (the option
+  ``placement``, one of simulate.PLACEMENTS, gives any of them one). Traces do not say which
+  tensors are expensive: with two ends all go to the low one, as with best fit;
+* ``pytorch``: PyTorch's caching allocator; ``pytorch-expandable``: with expandable segments. What
+  the model knows and what it leaves out is the top of native/fragment/caching.h;
+* ``power_of_two``: bins of powers of two that are never split or merged;
+* ``first_fit``: one arena, the lowest hole that fits;
+* ``paging``: whole pages of 2 MiB for each request, wherever they lie;
+* ``exact``: the bytes asked for, wherever they lie: the bound below every allocator.
+
+Words: *live* bytes are those asked for and not freed; *used* bytes are the blocks that hold them,
+as rounded; *reserved* bytes are what the model holds of the device. A *hole* is reserved memory
+that no block uses. *Lost* are reserved bytes that are not live: rounding and holes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.simulation.simulate import PLACEMENTS
+from dtr_alloc.traces.trace import Kind, Trace
+
+MIB = 1 << 20
+NO_LIMIT = 2**64 - 1
+SAMPLES = 2000
+"""About how many rows of a run are looked at closely."""
+
+MODELS: dict[str, tuple[int, dict[str, Any]]] = {
+    "ours": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB}),
+    "ours-fixed": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB, "fixed": 1}),
+    "ours-first-fit": (
+        lib.DTR_FRAGMENT_OURS,
+        {"chunk_bytes": 2 * MIB, "placement": lib.DTR_PLACE_FIRST_FIT},
+    ),
+    "ours-size-classes": (
+        lib.DTR_FRAGMENT_OURS,
+        {"chunk_bytes": 2 * MIB, "placement": lib.DTR_PLACE_SIZE_CLASSES},
+    ),
+    "pytorch": (lib.DTR_FRAGMENT_PYTORCH, {}),
+    "pytorch-expandable": (lib.DTR_FRAGMENT_PYTORCH, {"expandable": 1}),
+    "power_of_two": (lib.DTR_FRAGMENT_POWER_OF_TWO, {}),
+    "first_fit": (lib.DTR_FRAGMENT_FIRST_FIT, {}),
+    "paging": (lib.DTR_FRAGMENT_PAGING, {"page_bytes": 2 * MIB}),
+    "exact": (lib.DTR_FRAGMENT_EXACT, {}),
+}
+"""The models by name: their number in dtr/allocator_models.h and what they set of its options."""
+
+OPTIONS: dict[int, frozenset[str]] = {
+    lib.DTR_FRAGMENT_OURS: frozenset({"chunk_bytes", "small_bytes", "placement"}),
+    lib.DTR_FRAGMENT_PYTORCH: frozenset(
+        {
+            *("expandable", "budget_is_fraction", "max_split_bytes", "max_unsplit_rounding_bytes"),
+            *("roundup_power2_divisions", "collect_threshold", "segment_addresses"),
+            "ties_by_address",
+        }
+    ),
+    lib.DTR_FRAGMENT_PAGING: frozenset({"page_bytes"}),
+}
+"""Further options by the model's number: fields of dtr_fragment_options."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """The state at rows of the trace, after them: columns of equal length, rows ascending, from the
+    last row of the start (Trace.start_rows) on.
+
+    About SAMPLES rows, evenly, and those where live, reserved and lost bytes were at their peaks.
+    """
+
+    event: array[int]
+    """Index of the row in the trace."""
+    time_ns: array[int]
+    """Of that row, as the trace says."""
+    live_bytes: array[int]
+    used_bytes: array[int]
+    reserved_bytes: array[int]
+    free_bytes: array[int]
+    """Of all holes."""
+    largest_free_bytes: array[int]
+    """The largest hole. Paging needs no contiguity: there all free bytes are one hole."""
+    free_blocks: array[int]
+    """How many holes."""
+    sum_free_squares: array[float]
+    """Of the sizes of holes, in bytes squared. Over free_bytes squared: 1 for a single hole."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A stretch of a model's memory: a block in use or a hole."""
+
+    address: int
+    size_bytes: int
+    stream: int
+    used: bool
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Memory that a model took from the device, or gave back."""
+
+    event: int
+    """Index of the row of the trace at which it did."""
+    address: int
+    size_bytes: int
+    taken: bool
+
+
+@dataclass(frozen=True)
+class ModelRun:
+    """What came of one run. All but ``model`` to ``budget_bytes`` is of the events before it
+    ended, however it ended."""
+
+    model: str
+    options: dict[str, Any]
+    """What was set beside the budget."""
+    budget_bytes: int | None
+    """Of the device; None: no limit."""
+    device: int
+    """Whose allocations."""
+    completed: bool
+    """False: out of memory."""
+    failed_event: int | None
+    """Index of the row whose request found no place."""
+    failed_bytes: int
+    """How much it asked for; 0 if it completed."""
+    events: int
+    """Allocations and frees that went through."""
+    peak_live_bytes: int
+    peak_used_bytes: int
+    peak_reserved_bytes: int
+    mean_lost_bytes: float
+    """Reserved and not live: the mean over the state after the start (Trace.start_rows) and after
+    each later event."""
+    max_lost_bytes: int
+    """And the most."""
+    end_live_bytes: int
+    end_reserved_bytes: int
+    ns_per_operation: float
+    """Real time of the run over allocations and frees. It counts bytes after each event and
+    looks at nothing else meanwhile; series and blocks are of a second pass."""
+    series: Series = field(repr=False)
+    holes: array[int] = field(repr=False)
+    """Sizes of the holes when lost bytes were at their peak, in bytes, in address order."""
+    worst_blocks: list[Block] = field(repr=False)
+    """All blocks and holes at that moment, in address order."""
+    end_blocks: list[Block] = field(repr=False)
+    """And at the end."""
+    segments: list[Segment] = field(repr=False)
+    """What came from the device and went back, in order. Empty for models that hold one arena."""
+    placements: array[int] | None = field(repr=False)
+    """The address of each allocation, in the order of Trace.lifetimes() of the device; NO_LIMIT
+    where it was not reached, 0 for empty ones. None if not asked for, or if the model has no
+    addresses."""
+    smallest_budget_bytes: int | None = None
+    """What smallest_budget() found, if it was asked."""
+
+    @property
+    def lost_at_failure_bytes(self) -> int | None:
+        """The budget less what was live when a request of failed_bytes found no place."""
+        if self.completed or self.budget_bytes is None:
+            return None
+        return self.budget_bytes - self.end_live_bytes
+
+
+class Prepared:
+    """The allocations of one device of a trace, paired, for many runs."""
+
+    def __init__(self, trace: Trace, device: int | None = None) -> None:
+        """``device`` None: the only one that allocates.
+
+        Raises ValueError if there are several and none is named, or if the trace makes no sense:
+        the message names the event.
+        """
+        self.trace = trace
+        self.device = _only_device(trace) if device is None else device
+        out = ffi.new("dtr_fragment_events **")
+        columns = (
+            ffi.from_buffer("uint8_t[]", trace.kind),
+            *(ffi.from_buffer("uint64_t[]", c) for c in _words(trace)),
+            ffi.from_buffer("uint16_t[]", trace.device),
+        )
+        check(lib.dtr_fragment_load(*columns, len(trace), self.device, out))
+        self._events = ffi.gc(out[0], lib.dtr_fragment_unload)
+        self._start_rows = trace.start_rows(self.device)
+        counts = [ffi.new("uint64_t *") for _ in range(3)]
+        lib.dtr_fragment_counts(self._events, *counts)
+        self.operations, self.allocations, self.peak_live_bytes = (int(c[0]) for c in counts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Prepared, (self.trace, self.device)
+
+    def run(
+        self,
+        model: str,
+        budget_bytes: int | None = None,
+        *,
+        placements: bool = False,
+        samples: int = SAMPLES,
+        **options: Any,
+    ) -> ModelRun:
+        """As run_model() below."""
+        struct, keep = _struct(model, budget_bytes, options)
+        struct.samples = samples
+        struct.start_rows = self._start_rows
+        struct.places = placements
+        out = ffi.new("dtr_fragment_run **")
+        check(lib.dtr_fragment_run_model(self._events, struct, out))
+        del keep
+        handle = ffi.gc(out[0], lib.dtr_fragment_destroy)
+        return self._result(handle, model, budget_bytes, options, placements)
+
+    def fits(self, model: str, budget_bytes: int, **options: Any) -> bool:
+        """Whether the model gets through within the budget."""
+        return self.run(model, budget_bytes, samples=0, **options).completed
+
+    def _result(
+        self,
+        handle: Any,
+        model: str,
+        budget_bytes: int | None,
+        options: dict[str, Any],
+        placements: bool,
+    ) -> ModelRun:
+        result = ffi.new("dtr_fragment_result *")
+        lib.dtr_fragment_get_result(handle, result)
+        worst = _blocks(handle, True)
+        found = _array(handle, lib.dtr_fragment_places, "Q") if placements else array("Q")
+        return ModelRun(
+            model=model,
+            options=dict(options),
+            budget_bytes=budget_bytes,
+            device=self.device,
+            completed=bool(result.completed),
+            failed_event=None if result.completed else int(result.failed_row),
+            failed_bytes=result.failed_bytes,
+            events=result.served_events,
+            peak_live_bytes=result.peak_live_bytes,
+            peak_used_bytes=result.peak_used_bytes,
+            peak_reserved_bytes=result.peak_reserved_bytes,
+            mean_lost_bytes=result.mean_lost_bytes,
+            max_lost_bytes=result.max_lost_bytes,
+            end_live_bytes=result.end_live_bytes,
+            end_reserved_bytes=result.end_reserved_bytes,
+            ns_per_operation=result.run_ns / max(1, result.served_events),
+            series=_series(handle, self.trace),
+            holes=array("Q", [block.size_bytes for block in worst if not block.used]),
+            worst_blocks=worst,
+            end_blocks=_blocks(handle, False),
+            segments=[
+                Segment(int(s.row), int(s.address), int(s.size_bytes), bool(s.taken))
+                for s in _structs(handle, lib.dtr_fragment_segments)
+            ],
+            placements=found if len(found) == self.allocations and placements else None,
+        )
+
+
+def run_model(
+    trace: Trace,
+    model: str = "pytorch",
+    budget_bytes: int | None = None,
+    *,
+    device: int | None = None,
+    placements: bool = False,
+    samples: int = SAMPLES,
+    **options: Any,
+) -> ModelRun:
+    """Runs a model of an allocator over a trace.
+
+    Args:
+        model: a key of MODELS.
+        budget_bytes: of the device; None: no limit.
+        device: whose allocations; None: of the only device that has any.
+        placements: whether to keep the address of each allocation.
+        samples: about how many rows the series has.
+        options: of the model, see OPTIONS and dtr_fragment_options.
+
+    Running out of memory is an outcome. Raises ValueError for a model or an option that is none,
+    and for a trace that makes no sense: the message names the event.
+    """
+    return Prepared(trace, device).run(
+        model, budget_bytes, placements=placements, samples=samples, **options
+    )
+
+
+def smallest_budget(
+    trace: Trace | Prepared,
+    model: str = "pytorch",
+    *,
+    device: int | None = None,
+    step_bytes: int = 0,
+    **options: Any,
+) -> int | None:
+    """A budget that the trace gets through with, while it does not with one step less. None if it
+    does not even get through without a limit.
+
+    Found by halving between the peak of live bytes and what the model reserves without a limit (the
+    next power of two above it that fits, if that does not). Whether a budget does is not monotone
+    for every model: with caches that are given back under pressure, a smaller one may do as well.
+    ``step_bytes`` is how exact: 0 is a thousandth of the peak, 512 bytes at least.
+
+    Raises as run_model().
+    """
+    prepared = trace if isinstance(trace, Prepared) else Prepared(trace, device)
+    step = step_bytes or max(512, prepared.peak_live_bytes // 1000)
+    low = prepared.peak_live_bytes
+    if low == 0 or prepared.fits(model, low, **options):
+        return low
+    free = prepared.run(model, None, samples=0, **options)
+    high = max(free.peak_reserved_bytes, low + step)
+    while not prepared.fits(model, high, **options):
+        if high == NO_LIMIT:
+            return None
+        low, high = high, min(2 * high, NO_LIMIT)
+    while high - low > step:
+        middle = (low + high) // 2
+        if prepared.fits(model, middle, **options):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def segment_addresses(trace: Trace, device: int = 0) -> array[int]:
+    """Where the segments of a recorded run lay, in the order in which they came: the option
+    ``segment_addresses`` of the model "pytorch". With ``ties_by_address`` it then chooses among
+    equal blocks as the recorded allocator did."""
+    return array(
+        "Q",
+        [
+            address
+            for kind, address, of in zip(trace.kind, trace.address, trace.device, strict=True)
+            if kind == Kind.SEGMENT_ALLOCATE and of == device
+        ],
+    )
+
+
+# ---- between Python and the core ----
+
+
+def _words(trace: Trace) -> Iterable[array[int]]:
+    return trace.address, trace.size_bytes, trace.stream
+
+
+def _only_device(trace: Trace) -> int:
+    devices = {
+        device
+        for kind, device in zip(trace.kind, trace.device, strict=True)
+        if kind == Kind.ALLOCATE
+    }
+    if len(devices) > 1:
+        raise ValueError(
+            f"the trace has allocations of devices {sorted(devices)}; allowed: one of them, by name"
+        )
+    return devices.pop() if devices else 0
+
+
+def _struct(model: str, budget_bytes: int | None, options: dict[str, Any]) -> tuple[Any, Any]:
+    """The options, and what must live as long as they are used."""
+    if model not in MODELS:
+        raise ValueError(f"model is {model!r}; allowed: {', '.join(MODELS)}")
+    number, presets = MODELS[model]
+    allowed = OPTIONS.get(number, frozenset())
+    struct = ffi.new("dtr_fragment_options *")
+    struct.model = number
+    if budget_bytes is not None and not 0 <= budget_bytes <= NO_LIMIT:
+        raise ValueError(f"budget_bytes is {budget_bytes}; allowed: from 0 to {NO_LIMIT}, or None")
+    struct.budget_bytes = NO_LIMIT if budget_bytes is None else budget_bytes
+    for name, value in presets.items():
+        setattr(struct, name, value)
+    keep = None
+    for name, value in options.items():
+        if name not in allowed:
+            raise ValueError(
+                f"the model {model} has no option {name!r}; allowed: "
+                f"{', '.join(sorted(allowed)) or 'none'}"
+            )
+        if name == "segment_addresses":
+            keep = ffi.new("uint64_t[]", list(value))
+            struct.segment_addresses = keep
+            struct.segment_address_count = len(value)
+            continue
+        if name == "placement":
+            if value not in PLACEMENTS:
+                raise ValueError(f"placement is {value!r}; allowed: {', '.join(PLACEMENTS)}")
+            struct.placement = PLACEMENTS.index(value)
+            continue
+        try:
+            setattr(struct, name, value)
+        except (TypeError, OverflowError) as error:
+            raise ValueError(f"{name} is {value!r}: {error}") from None
+    return struct, keep
+
+
+def _structs(handle: Any, function: Any, *arguments: Any) -> Any:
+    count = ffi.new("uint64_t *")
+    start = function(handle, *arguments, count)
+    return ffi.unpack(start, count[0]) if count[0] else []
+
+
+def _array(handle: Any, function: Any, typecode: str) -> array[int]:
+    count = ffi.new("uint64_t *")
+    start = function(handle, count)
+    found = array(typecode)
+    if count[0]:
+        found.frombytes(bytes(ffi.buffer(start, count[0] * found.itemsize)))
+    return found
+
+
+def _blocks(handle: Any, worst: bool) -> list[Block]:
+    return [
+        Block(int(b.address), int(b.size_bytes), int(b.stream), bool(b.used))
+        for b in _structs(handle, lib.dtr_fragment_blocks, int(worst))
+    ]
+
+
+def _series(handle: Any, trace: Trace) -> Series:
+    samples = _structs(handle, lib.dtr_fragment_samples)
+    rows = [sample.row for sample in samples]
+    names = ("live_bytes", "used_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes")
+    return Series(
+        event=array("q", rows),
+        time_ns=array("q", [trace.time_ns[row] for row in rows]),
+        **{name: array("Q", [getattr(s, name) for s in samples]) for name in names},
+        free_blocks=array("Q", [s.free_blocks for s in samples]),
+        sum_free_squares=array("d", [s.sum_free_squares for s in samples]),
+    )

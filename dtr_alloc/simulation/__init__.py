@@ -1,0 +1,1 @@
+"""Simulation of op logs: the runs, the executors that make them, and the presets."""

@@ -1,0 +1,754 @@
+"""The simulator: runs op logs under budgets, and studies of many such runs.
+
+``run_log`` makes one run of a compiled log (``oplog.compile_log``), in C++, with one of two
+semantics:
+
+* ``simrd``: the published simulator of the DTR paper, decision for decision
+  (native/simulate/simrd.h);
+* ``runtime``: the engine that trains, on tensors without contents (native/simulate/runtime.h).
+  Views cost nothing, a mutation needs no copy, constants die. Memory is either counted
+  (``bytes``), or the real heap on simulated addresses, where fragmentation counts: mapped by
+  chunks (``heap``), or with no more addresses than the budget has bytes (``fixed``).
+
+A *study* is what ``dtr-alloc simulate`` makes: every log with every heuristic, deallocation
+policy, seed and budget. The runs are independent, so they are spread over workers (executors.py).
+
+A budget is a number of bytes, or a ratio of the log's *baseline*: the peak of a run without a
+limit (in simrd's semantics with the banishing policy, which is how the published ratios are
+meant).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import Any
+
+from dtr_alloc import config, heuristics
+from dtr_alloc.core import check, ffi, field_names, lib, record
+from dtr_alloc.heuristics import DEALLOCS, Heuristic
+from dtr_alloc.oplog import MOST_SUM, Program
+from dtr_alloc.scorer import Scorer
+from dtr_alloc.simulation import presets
+from dtr_alloc.simulation.executors import HERE, Failure, RunsFailed, Workers
+from dtr_alloc.simulation.presets import PRESETS
+
+SEMANTICS = ("simrd", "runtime")
+SPACES = ("bytes", "heap", "fixed")
+PLACEMENTS = ("best_fit", "first_fit", "two_ended", "size_classes")
+"""Which hole of a heap a tensor gets, by their numbers in the C header (DTR_PLACE_...):
+``best_fit``, the smallest that is large enough; ``first_fit``, the lowest; ``two_ended``, the best
+fit, cut at its high end for a tensor that costs less to compute again, by the byte, than the median
+of the job's operators, and at its low end for others and for constants (Coop, NeurIPS 2023);
+``size_classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
+again as they are."""
+SAMPLINGS = ("none", "sqrt")
+STATUSES = ("ok", "oom", "thrash", "assert")
+"""By their numbers in C (DTR_SIMULATION_...). ``assert``: simrd's own assertion fails."""
+
+_COUNTERS = field_names("dtr_simulation_result")
+
+
+# ---- one run ----
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A heuristic as a study names it.
+
+    Attributes:
+        name: as it was asked for.
+        heuristic: what the score is made of.
+        newest_staleness: of simrd's DTRUnopt: the staleness is that of the newest access in the
+            storage and its evicted neighborhood. None: as the deallocation policy has it.
+    """
+
+    name: str
+    heuristic: Heuristic
+    newest_staleness: bool | None = None
+
+    def newest(self, semantics: str, dealloc: str) -> bool:
+        if semantics != "simrd" or self.heuristic.cost != "neighborhood":
+            return False
+        if self.newest_staleness is not None:
+            return self.newest_staleness
+        # Its banishing runtime keeps no cached regions; the score of the paper is DTRUnopt's there.
+        return dealloc == "banish" and self.heuristic.staleness > 0
+
+
+def _simrd_names() -> dict[str, Rule]:
+    ablations = {"": "none", "E": "neighborhood", "Eq": "component", "Local": "local"}
+    parts: dict[str, tuple[Any, ...]] = {
+        "DTR": ("neighborhood", "size", 1),
+        "DTREqClass": ("component", "size", 1),
+        "DTRLocal": ("local", "size", 1),
+        "DTRUnopt": ("neighborhood", "size", 1, True),
+        "LRU": ("none", "none", 1),
+        "LargestStorage": ("none", "size", 0),
+        "MSPS": ("ancestors", "size", 0),
+        "XEStarUnopt": ("neighborhood", "size", 0, False),
+        "XDTRUnoptOwnStale": ("neighborhood", "size", 1, False),
+        "AbSizeStale": ("none", "size", 1),
+    }
+    for name, cost in ablations.items():
+        for size, stale in (("Size", ""), ("", "Stale"), ("", "")):
+            if name or size or stale:
+                parts[f"Ab{name}{size}{stale}"] = (cost, "size" if size else "none", bool(stale))
+    rules = {"RandomStorage": Rule("RandomStorage", PRESETS["random"])}
+    for name, (cost, size, staleness, *newest) in parts.items():
+        heuristic = Heuristic(name, cost, size, float(staleness))
+        rules[name] = Rule(name, heuristic, *newest)
+    return rules
+
+
+SIMRD_NAMES = _simrd_names()
+"""The published simulator's own names; those with X are variants that were added to compare."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came of one run. Counters are those of the moment it ended, however it ended.
+
+    The fields are those of dtr_simulation_result (dtr/simulate.h), the status by its name.
+    """
+
+    status: str
+    clock: int
+    model_cost: int
+    remat_cost: int
+    model_ops: int
+    remat_ops: int
+    collateral: int
+    forced: int
+    other: int
+    banished: int
+    peak_bytes: int
+    end_bytes: int
+    evaluations: int
+    accesses: int
+    chain_depth: int
+    search_ns: int
+    preemptions: int
+    constant_bytes: int
+    running_bytes: int
+    waiting_bytes: int
+    forced_requests: int
+    forced_times: int
+    lost_bytes: int
+    most_lost_bytes: int
+    left_bytes: int
+    scattered: int
+    scattered_times: int
+    remaps: int
+    mapped_chunks: int
+    searches: int
+    window_evictions: int
+    moves: int
+    moved_bytes: int
+    move_cost: int
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    swap_cost: int
+    seconds: float
+    """Real time of the run alone."""
+    decisions_sha256: str
+    """The first 16 digits of the SHA-256 of the decisions."""
+    decisions: str | None = field(default=None, repr=False)
+    """One a line, as dtr_simulation_decisions says; if asked for."""
+
+    @property
+    def total_cost(self) -> int:
+        return self.model_cost + self.remat_cost
+
+
+def run_log(
+    program: Program,
+    heuristic: Rule | Heuristic | str = heuristics.ONLINE,
+    budget_bytes: int | None = None,
+    *,
+    dealloc: str = "eager",
+    seed: int = 0,
+    semantics: str = "simrd",
+    space: str = "bytes",
+    chunk_bytes: int = 0,
+    measure: bool = False,
+    move_bytes_per_s: float = 0,
+    swap_bytes: int = 0,
+    swap_bytes_per_s: float = 0,
+    max_recompute: int | None = None,
+    outputs: bool = True,
+    history_ops: int = config.HISTORY_OPS,
+    room: str = "heuristic",
+    placement: str = PLACEMENTS[0],
+    sampling: str = SAMPLINGS[0],
+    least_size_share: float = 0,
+    decisions: bool = False,
+) -> Run:
+    """Runs a log once.
+
+    Args:
+        program: the log, compiled.
+        heuristic: what is evicted; text is read as ``parse_heuristic`` does.
+        budget_bytes: None: no limit.
+        dealloc: what becomes of what dies; one of DEALLOCS.
+        seed: of ``random`` and of samples.
+        semantics: one of SEMANTICS.
+        space: one of SPACES; all but ``bytes`` in runtime semantics only.
+        chunk_bytes: the unit of mapping of ``heap`` and ``fixed``, a multiple of 4096; 0: a page.
+        move_bytes_per_s: how fast contents are moved within the heap, with costs as nanoseconds; 0:
+            nothing is moved. In runtime semantics only.
+        swap_bytes: the most host memory that contents may be swapped to; 0: nothing is swapped. In
+            runtime semantics only.
+        swap_bytes_per_s: how fast a copy to host memory is, or back, with costs as nanoseconds.
+        measure: whether to count what fragmentation costs; in runtime semantics only.
+        max_recompute: a run that spends more than this on recomputing ends as ``thrash``; one that
+            spends more than oplog.MOST_SUM does so in any case.
+        outputs: whether what still has a name at the end is made resident, as simrd has it. A
+            real job asks for nothing of the kind. False in runtime semantics only.
+        history_ops: as the setting ``history``, in runtime semantics.
+        room: as the setting ``room``, in runtime semantics.
+        placement: as the setting ``placement``, of ``heap`` and ``fixed``. The log says what is
+            expensive to compute again.
+        sampling: among how many of the n candidates the victim is chosen; one of SAMPLINGS, in
+            simrd's semantics only. ``sqrt``: a random sample of the square root of n.
+        least_size_share: a storage that is smaller than this share (0 to 1) of the candidates' mean
+            size is no candidate; in simrd's semantics only. DTR's prototype has 0.01.
+        decisions: whether to return them, not only their hash.
+
+    Raises ValueError for arguments that do not go together, and for a program that makes no sense.
+    """
+    _choice("dealloc", dealloc, DEALLOCS)
+    _choice("semantics", semantics, SEMANTICS)
+    _choice("space", space, SPACES)
+    _choice("placement", placement, PLACEMENTS)
+    _choice("sampling", sampling, SAMPLINGS)
+    if semantics == "simrd" and (space != "bytes" or not outputs):
+        raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
+    if semantics == "simrd" and swap_bytes > 0:
+        raise ValueError(f"swap_bytes is {swap_bytes}; allowed with semantics 'simrd': 0")
+    if semantics == "simrd" and room != "heuristic":
+        raise ValueError(f"room is {room!r}; allowed with semantics 'simrd': heuristic")
+    if space == "bytes" and placement != PLACEMENTS[0]:
+        raise ValueError(f"placement is {placement!r}; allowed with space 'bytes': best_fit")
+    rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
+    options = ffi.new("dtr_simulation_options *")
+    parts = rule.heuristic
+    options.heuristic = ffi.new("dtr_heuristic *", replace(parts, seed=seed).numbers())[0]
+    options.dealloc = DEALLOCS.index(dealloc)
+    options.newest_staleness = rule.newest(semantics, dealloc)
+    options.budget_bytes = config.UNLIMITED_BYTES if budget_bytes is None else budget_bytes
+    # A sum of times stays within 64 bits, whatever is asked for.
+    options.max_recompute = min(MOST_SUM if max_recompute is None else max_recompute, MOST_SUM)
+    options.sampling = SAMPLINGS.index(sampling)
+    options.least_size_share = least_size_share
+    arguments = _in_c(program)
+    out = ffi.new("dtr_simulation **")
+    begin = time.perf_counter()
+    if semantics == "simrd":
+        status = lib.dtr_simulate_simrd(options, *arguments[:2], out)
+    else:
+        runtime = ffi.new("dtr_runtime_options *")
+        runtime.common = options[0]
+        runtime.space = SPACES.index(space)
+        runtime.chunk_bytes = chunk_bytes
+        runtime.measure = measure
+        runtime.move_bytes_per_s = move_bytes_per_s
+        runtime.swap_bytes = swap_bytes
+        runtime.swap_out_bytes_per_s = runtime.swap_in_bytes_per_s = swap_bytes_per_s
+        runtime.outputs = outputs
+        runtime.history_ops = history_ops
+        runtime.room = parts.room_number(room)
+        runtime.placement = PLACEMENTS.index(placement)
+        scorer = None if parts.score is None else Scorer(parts)
+        if scorer is not None:
+            runtime.score = scorer.pointer
+        status = lib.dtr_simulate_runtime(runtime, *arguments, out)
+    seconds = time.perf_counter() - begin
+    check(status)
+    return run_of(out[0], decisions, seconds)
+
+
+def run_of(handle: Any, with_decisions: bool, seconds: float = 0.0) -> Run:
+    """The outcome behind a dtr_simulation of the core, which is destroyed."""
+    try:
+        return _outcome(handle, seconds, with_decisions)
+    finally:
+        lib.dtr_simulation_destroy(handle)
+
+
+def _outcome(handle: Any, seconds: float, with_decisions: bool) -> Run:
+    result = ffi.new("dtr_simulation_result *")
+    lib.dtr_simulation_get_result(handle, result)
+    counters: dict[str, Any] = record(result, _COUNTERS)
+    counters["status"] = STATUSES[counters["status"]]
+    length = ffi.new("uint64_t *")
+    start = lib.dtr_simulation_decisions(handle, length)
+    text = ffi.buffer(start, length[0])
+    return Run(
+        **counters,
+        seconds=seconds,
+        decisions_sha256=hashlib.sha256(text).hexdigest()[:16],
+        decisions=text[:].decode() if with_decisions else None,
+    )
+
+
+def _choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
+
+
+# ---- what is learned ----
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What a job whose steps are those of a log pays, before and after it has learned them.
+
+    Shares are in terms of what the operators of a step cost first; None: it does not work.
+    """
+
+    heard: int
+    """Operators of the log that make memory or overwrite it."""
+    operators: int
+    """Those of the step; 0: the log repeats none, and its end stands for it."""
+    step_cost: int
+    usual_repeated: float | None
+    """What the heuristic that the job begins with computes again, or takes to swap."""
+    usual_cost: float | None
+    """The same with what is moved and mapped."""
+    learned_repeated: float | None
+    """As rehearsed, by a plan or by the best policy found; as usual, if none is better."""
+    learned_cost: float | None
+    is_planned: bool
+    first_work: int
+    """Of the search for a first plan: visits to storages, and more for scores and operators."""
+
+
+def rehearse(
+    program: Program,
+    budget_bytes: int,
+    heuristic: Heuristic | str = heuristics.ONLINE,
+    *,
+    learn: bool = True,
+    search: bool = False,
+    chunk_bytes: int = 0,
+    maps_on: str | None = None,
+    move_bytes_per_s: float = 0,
+    swap_bytes: int = 0,
+    swap_bytes_per_s: float = 0,
+    history_ops: int = config.HISTORY_OPS,
+) -> Rehearsal:
+    """Plays the step that a log repeats at its end as a job does that learns (native/learn), on the
+    heap over simulated addresses.
+
+    Args:
+        budget_bytes: of all memory.
+        heuristic: what the job begins with.
+        learn: whether to look for what is better; it takes seconds.
+        search: whether to go on from a plan by local search, as a job does while it follows it.
+        chunk_bytes: the unit of mapping, a multiple of 4096; 0: a page.
+        maps_on: "cpu" or "cuda", where memory is mapped; None: that takes no time.
+        move_bytes_per_s, swap_bytes, swap_bytes_per_s: as for ``run_log``.
+        history_ops: as the setting ``history``.
+
+    Raises ValueError for arguments that make no sense.
+    """
+    heuristic = presets.parse(heuristic)
+    options = ffi.new("dtr_rehearsal_options *")
+    runtime = options.runtime
+    runtime.common.heuristic = ffi.new("dtr_heuristic *", heuristic.numbers())[0]
+    runtime.common.dealloc = DEALLOCS.index(heuristic.dealloc)
+    runtime.common.budget_bytes = budget_bytes
+    runtime.space = SPACES.index("heap")
+    runtime.chunk_bytes = chunk_bytes
+    runtime.move_bytes_per_s = move_bytes_per_s
+    runtime.swap_bytes = swap_bytes
+    runtime.swap_out_bytes_per_s = runtime.swap_in_bytes_per_s = swap_bytes_per_s
+    runtime.history_ops = history_ops
+    runtime.room = heuristic.room_number("heuristic")
+    options.maps_on = -1 if maps_on is None else ("cpu", "cuda").index(maps_on)
+    options.learn = 1 + search if learn else 0
+    out = ffi.new("dtr_rehearsal_result *")
+    check(lib.dtr_rehearse(options, *_in_c(program), out))
+
+    def share(value: float) -> float | None:
+        return None if value < 0 else value
+
+    return Rehearsal(
+        out.heard,
+        out.operators,
+        out.step_cost,
+        share(out.usual_repeated),
+        share(out.usual_cost),
+        share(out.learned_repeated),
+        share(out.learned_cost),
+        bool(out.is_planned),
+        out.first_work,
+    )
+
+
+def _in_c(program: Program) -> tuple[Any, ...]:
+    """The arguments of the core's functions on the engine."""
+    code = ffi.from_buffer("int64_t[]", program.code)
+    workspace, at = ffi.NULL, ffi.NULL
+    if program.workspace:
+        workspace = ffi.from_buffer("int64_t[]", program.workspace)
+        at = ffi.from_buffer("int64_t[]", program.workspace_at)
+    return code, len(program.code), workspace, at, program.operator_count
+
+
+# ---- what a study is asked for ----
+
+
+def parse_heuristic(value: str | Heuristic, semantics: str) -> Rule:
+    """The rule that a heuristic's name or parts mean; in simrd's semantics also simrd's names.
+
+    Raises ValueError, naming what is wrong.
+    """
+    if isinstance(value, str):
+        text = value.strip()
+        if semantics == "simrd" and text in SIMRD_NAMES:
+            return SIMRD_NAMES[text]
+        if text in SIMRD_NAMES:
+            raise ValueError(f"{text!r} is a name of simrd's; allowed with --semantics simrd only")
+        if not text:
+            raise ValueError(f"a heuristic is empty; allowed: {heuristics.allowed(PRESETS)}")
+    parsed = presets.parse(value)
+    if semantics == "simrd" and parsed.select == "callback":
+        raise ValueError(f"{parsed.name!r} is a Python callable, which simrd knows nothing of")
+    return Rule(parsed.name, parsed)
+
+
+def split_heuristics(text: str) -> list[str]:
+    """Cuts a list at its commas, except those between the parts of one heuristic: a part stays
+    with those before it until one comes twice."""
+    found: list[str] = []
+    keys: set[str] = set()
+    for piece in (piece.strip() for piece in text.split(",")):
+        key, equals, _ = piece.partition("=")
+        if equals and keys and key not in keys:
+            found[-1] += f",{piece}"
+        else:
+            found.append(piece)
+            keys.clear()
+        if equals:
+            keys.add(key)
+    return found
+
+
+def _can_be_fed(preset: Heuristic, semantics: str, deallocs: Sequence[str]) -> bool:
+    """simrd has no components of what may be banished."""
+    return not (semantics == "simrd" and preset.cost == "component" and "banish" in deallocs)
+
+
+def parse_heuristics(
+    texts: Sequence[str], semantics: str, deallocs: Sequence[str] = ("eager",)
+) -> list[Rule]:
+    """The rules of a study, each once; ``all`` means the presets, as far as they can be fed."""
+    rules: dict[str, Rule] = {}
+    for text in itertools.chain.from_iterable(split_heuristics(text) for text in texts):
+        names = [text]
+        if text == "all":
+            names = [
+                name for name, preset in PRESETS.items() if _can_be_fed(preset, semantics, deallocs)
+            ]
+        for rule in (parse_heuristic(name, semantics) for name in names):
+            rules.setdefault(rule.name, rule)
+    return list(rules.values())
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A budget of a study: a ratio of the log's peak, or bytes."""
+
+    ratio: float | None = None
+    size_bytes: int | None = None
+
+    def resolve(self, peak_bytes: int) -> int:
+        """The budget in bytes; of a ratio as the published simulator computes it, in floats."""
+        if self.size_bytes is not None:
+            return self.size_bytes
+        assert self.ratio is not None
+        return int(peak_bytes * self.ratio)
+
+    def __str__(self) -> str:
+        if self.size_bytes is not None:
+            return config.format_size(self.size_bytes)
+        return str(self.ratio)
+
+
+LIMIT_FORMS = (
+    "ratios of the peak without a limit (0.5, at most 2.0), ranges of them (0.3..1.0, "
+    f"0.3..1.0:0.05), {config.SIZE_FORMS}, and lists of these (0.3,0.5,8GiB)"
+)
+_DECIMAL = r"[0-9]*\.?[0-9]+|[0-9]+\."
+_RANGE = re.compile(rf"(?P<first>{_DECIMAL})\.\.(?P<last>{_DECIMAL})(?::(?P<step>{_DECIMAL}))?")
+_MOST_OF_A_RANGE = 1000
+_LARGEST_RATIO = 2
+
+
+def parse_limits(text: str) -> list[Limit]:
+    """The budgets that a list means. Raises ValueError, naming what is wrong."""
+    return [limit for part in text.split(",") for limit in _limits_of(part.strip())]
+
+
+def _limits_of(text: str) -> list[Limit]:
+    def wrong(why: str) -> ValueError:
+        return ValueError(f"{why} in budget {text!r}; allowed: {LIMIT_FORMS}")
+
+    def ratio(number: Decimal) -> Limit:
+        if not 0 < number <= _LARGEST_RATIO:
+            raise wrong(f"ratio {number} is not above 0 and at most {_LARGEST_RATIO}")
+        return Limit(ratio=float(number))
+
+    if ".." in text:
+        match = _RANGE.fullmatch(text)
+        if match is None:
+            raise wrong("no range of ratios")
+        # Decimal, so that 0.3..1.0 has the same 0.7 as a list that names it.
+        first, last = Decimal(match["first"]), Decimal(match["last"])
+        step = Decimal(match["step"] or "0.1")
+        if step <= 0 or first > last or (last - first) / step >= _MOST_OF_A_RANGE:
+            raise wrong(f"a range needs first <= last, a step above 0, {_MOST_OF_A_RANGE} at most")
+        return [ratio(first + i * step) for i in range(int((last - first) / step) + 1)]
+    if re.fullmatch(_DECIMAL, text) and "." in text:
+        return [ratio(Decimal(text))]
+    if re.fullmatch(r"[0-9]+", text) and 1 <= int(text) <= _LARGEST_RATIO:
+        raise wrong(f"{text} may be a ratio or bytes (write {text}.0 or {text}B)")
+    try:
+        size_bytes = config.parse_size(text)
+    except ValueError:
+        raise wrong("no size or ratio") from None
+    if size_bytes == 0:
+        raise wrong("0 bytes")
+    return [Limit(size_bytes=size_bytes)]
+
+
+_SEED_FORMS = "whole numbers from 0 up, ranges (0..9), lists"
+_MOST_SEEDS = 1000
+
+
+def parse_seeds(text: str) -> list[int]:
+    """The seeds that a list of numbers and ranges means. Raises ValueError."""
+    seeds: list[int] = []
+    for part in (part.strip() for part in text.split(",")):
+        match = re.fullmatch(r"([0-9]+)(?:\.\.([0-9]+))?", part, re.ASCII)
+        if match is None:
+            raise ValueError(f"seed {part!r}; allowed: {_SEED_FORMS}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if not first <= last < 2**64 or last - first >= _MOST_SEEDS:
+            raise ValueError(f"seed {part!r}; allowed: {_SEED_FORMS}, at most {_MOST_SEEDS}")
+        seeds.extend(range(first, last + 1))
+    return seeds
+
+
+def thrash_limit(base_compute: int, times: float | None) -> int | None:
+    """What a run may spend on recomputing so that all its compute is at most `times` the base."""
+    return None if times is None else math.floor(base_compute * (times - 1))
+
+
+# ---- studies ----
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a study runs: the product of its lists, per log."""
+
+    limits: Sequence[Limit]
+    rules: Sequence[Rule]
+    deallocs: Sequence[str] = ("eager",)
+    seeds: Sequence[int] = (0,)
+    semantics: str = "simrd"
+    space: str = "bytes"
+    chunk_bytes: int = 0
+    room: str = "heuristic"
+    placement: str = PLACEMENTS[0]
+    move_bytes_per_s: float = 0
+    sampling: str = SAMPLINGS[0]
+    least_size_share: float = 0
+    thrash: float | None = None
+
+    def check(self) -> None:
+        """Raises ValueError for combinations that no log could run with: by running no log."""
+        for rule, dealloc in itertools.product(self.rules, self.deallocs):
+            try:
+                _run_of(self, Program("nothing"), rule, dealloc, 0, None, None)
+            except ValueError as error:
+                message = f"heuristic {rule.name!r} with dealloc {dealloc!r}: {error}"
+                raise ValueError(message) from None
+
+    def setups(self, logs: int) -> Iterator[Setup]:
+        """In the order in which results are reported."""
+        for log, dealloc, rule in itertools.product(range(logs), self.deallocs, self.rules):
+            random = rule.heuristic.select == "random" or self.sampling != SAMPLINGS[0]
+            for seed, limit in itertools.product(self.seeds if random else [None], self.limits):
+                yield Setup(log, dealloc, rule, seed, limit)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One run of a study. The seed is None where nothing is random."""
+
+    log: int
+    dealloc: str
+    rule: Rule
+    seed: int | None
+    limit: Limit
+
+    def __str__(self) -> str:
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"{self.rule.name}, {self.dealloc}{seed}, budget {self.limit}"
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A log's run without a limit."""
+
+    peak_bytes: int
+    compute: int
+
+
+def _run_of(
+    plan: Plan,
+    program: Program,
+    rule: Rule,
+    dealloc: str,
+    seed: int | None,
+    budget_bytes: int | None,
+    max_recompute: int | None,
+) -> Run:
+    return run_log(
+        program,
+        rule,
+        budget_bytes,
+        dealloc=dealloc,
+        seed=seed or 0,
+        semantics=plan.semantics,
+        space=plan.space,
+        chunk_bytes=plan.chunk_bytes,
+        move_bytes_per_s=plan.move_bytes_per_s,
+        measure=plan.semantics == "runtime",
+        room=plan.room,
+        placement=plan.placement,
+        sampling=plan.sampling,
+        least_size_share=plan.least_size_share,
+        max_recompute=max_recompute,
+    )
+
+
+def baseline(program: Program, semantics: str = "simrd", space: str = "bytes") -> Baseline:
+    """The run that ratios and slowdowns refer to. Nothing is chosen in it: any heuristic does."""
+    dealloc = "banish" if semantics == "simrd" else "eager"
+    run = run_log(program, "lru", dealloc=dealloc, semantics=semantics, space=space)
+    return Baseline(run.peak_bytes, run.model_cost)
+
+
+def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[str, Any]:
+    """One run as it stands in the results file."""
+    return {
+        "log": label,
+        "semantics": plan.semantics,
+        "space": plan.space,
+        "room": plan.room,
+        "heuristic": setup.rule.name,
+        "dealloc": setup.dealloc,
+        "seed": setup.seed,
+        "ratio": setup.limit.ratio,
+        "budget_bytes": setup.limit.resolve(base.peak_bytes),
+        "status": run.status,
+        "base_compute": base.compute,
+        "base_peak_bytes": base.peak_bytes,
+        "total_compute": run.total_cost,
+        "rematerializations": run.remat_ops,
+        "forced_evictions": run.forced,
+        "window_evictions": run.window_evictions,
+        "other_evictions": run.other,
+        "banished": run.banished,
+        "collateral": run.collateral,
+        "peak_bytes": run.peak_bytes,
+        "end_bytes": run.end_bytes,
+        "chain_depth": run.chain_depth,
+        "clock": run.clock,
+        "model_compute": run.model_cost,
+        "remat_compute": run.remat_cost,
+        "model_ops": run.model_ops,
+        "evaluations": run.evaluations,
+        "accesses": run.accesses,
+        "decisions_sha256": run.decisions_sha256,
+        "seconds": run.seconds,
+        "search_seconds": run.search_ns / 1e9,
+        "chunk_bytes": plan.chunk_bytes,
+        "placement": plan.placement,
+        "sampling": plan.sampling,
+        "least_size_share": plan.least_size_share,
+        "forced_requests": run.forced_requests,
+        "forced_times": run.forced_times,
+        "lost_bytes": run.lost_bytes,
+        "most_lost_bytes": run.most_lost_bytes,
+        "left_bytes": run.left_bytes,
+        "scattered_evictions": run.scattered,
+        "remaps": run.remaps,
+        "moved_bytes": run.moved_bytes,
+        "move_compute": run.move_cost,
+    }
+
+
+class Study:
+    """Makes the runs of a plan over logs.
+
+    Iterating gives the rows in the plan's order, each as soon as it and those before it are there.
+    A run that fails has no row, nor has any of a log whose run without a limit fails; after the
+    last row RunsFailed names them. Raises ExecutorError before any row.
+    """
+
+    def __init__(self, plan: Plan, programs: Sequence[Program], workers: Workers = HERE) -> None:
+        self.plan = plan
+        self.programs = programs
+        self.workers = workers
+        self.setups = list(plan.setups(len(programs)))
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        failures: dict[str, Exception] = {}
+        labels = [program.path for program in self.programs]
+        with self.workers.opened((self.plan, self.programs), len(self.setups)) as pool:
+            bases = list(pool.outcomes(_baseline_task, [(log,) for log in range(len(labels))]))
+            for label, base in zip(labels, bases, strict=True):
+                if isinstance(base, Failure):
+                    failures[f"{label}, without a limit"] = base.error
+            setups = [each for each in self.setups if not isinstance(bases[each.log], Failure)]
+            runs = pool.outcomes(_run_task, [(setup, bases[setup.log]) for setup in setups])
+            for setup, run in zip(setups, runs, strict=True):
+                label = labels[setup.log]
+                if isinstance(run, Failure):
+                    failures[f"{label}, {setup}"] = run.error
+                else:
+                    yield row(self.plan, setup, label, bases[setup.log], run)
+        if failures:
+            raise RunsFailed(failures)
+
+
+_Shared = tuple[Plan, Sequence[Program]]
+
+
+def _baseline_task(shared: _Shared, log: int) -> Baseline:
+    plan, programs = shared
+    return baseline(programs[log], plan.semantics, plan.space)
+
+
+def _run_task(shared: _Shared, setup: Setup, base: Baseline) -> Run:
+    plan, programs = shared
+    return _run_of(
+        plan,
+        programs[setup.log],
+        setup.rule,
+        setup.dealloc,
+        setup.seed,
+        setup.limit.resolve(base.peak_bytes),
+        thrash_limit(base.compute, plan.thrash),
+    )

@@ -1,0 +1,218 @@
+"""Schedules: their search, their files, their runs, and a check that shares nothing with it.
+Needs the core."""
+
+import json
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bench.studies import schedule_check, schedules
+from bench.studies.best import commands
+from bench.studies.schedule_check import Broken, verify
+from dtr_alloc import oplog
+from dtr_alloc.simulation import simulate
+
+LOGS = Path(__file__).parent.parent / "data" / "simrd" / "synthetic_logs"
+NAMES = ("resnet_chain", "unet_skip", "densenet_cat", "lstm_unroll", "fuzz_a", "fuzz_b")
+STEPS = 40
+
+
+def log_of(name):
+    path = LOGS / f"{name}.log.xz"
+    return path, oplog.compile_log(path)
+
+
+def budget_of(program, ratio):
+    return int(simulate.baseline(program).peak_bytes * ratio)
+
+
+@pytest.fixture(scope="module")
+def found():
+    """A schedule of one log, with the log."""
+    path, program = log_of("unet_skip")
+    return path, program, schedules.search(program, budget_of(program, 0.5), steps=STEPS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_found_holds_the_budget_and_is_never_worse_than_a_preset(name):
+    path, program = log_of(name)
+    for ratio in (0.4, 0.6, 0.9):
+        budget = budget_of(program, ratio)
+        preset = schedules.best_preset(program, budget)
+        best = schedules.search(program, budget, steps=STEPS, among=[preset])
+        if best is None:
+            continue
+        assert preset is None or best.cost <= preset.cost
+        run = schedules.run(program, best, decisions=True)
+        checked = verify(oplog.read(path), run.decisions.splitlines(), budget)
+        assert checked.total_cost == run.total_cost == best.cost
+        assert checked.remat_cost == run.remat_cost
+        assert checked.peak_bytes == run.peak_bytes <= budget
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_policys_run_is_a_schedule(name):
+    path, program = log_of(name)
+    rule = simulate.parse_heuristic("dtr-full", "simrd")
+    budget = budget_of(program, 0.6)
+    policy = simulate.run_log(program, rule, budget, decisions=True)
+    if policy.status != "ok":
+        pytest.skip("the policy fails at this budget")
+    given = schedules.of_policy(program, rule, budget, None)
+    run = schedules.run(program, given, decisions=True)
+    assert run.decisions == policy.decisions
+    assert verify(oplog.read(path), run.decisions.splitlines(), budget).total_cost == given.cost
+
+
+def test_the_same_steps_and_seed_give_the_same_schedule():
+    _, program = log_of("resnet_chain")
+    budget = budget_of(program, 0.3)
+    one, two = (schedules.search(program, budget, steps=100, seed=5) for _ in range(2))
+    assert one == two
+
+
+def test_a_file_gives_back_what_was_written(found, tmp_path):
+    _, program, best = found
+    path = tmp_path / "unet.schedule.xz"
+    other = replace(best, budget_bytes=best.budget_bytes + 1)
+    schedules.write(path, [best, other])
+    assert schedules.read(path) == [best, other]
+    assert schedules.run(program, schedules.read(path)[0]).total_cost == best.cost
+
+
+def changed(best, pairs):
+    return replace(best, evictions=array("q", [number for pair in pairs for number in pair]))
+
+
+def test_an_eviction_that_cannot_be_is_named(found):
+    _, program, best = found
+    pairs = list(best.pairs())
+    with pytest.raises(ValueError, match=r"eviction 1 evicts storage .* not resident"):
+        schedules.run(program, changed(best, [pairs[0], pairs[0], *pairs[1:]]))
+    with pytest.raises(ValueError, match=r"eviction 0 evicts storage 0 .* pinned"):
+        schedules.run(program, changed(best, [(pairs[0][0], 0), *pairs]))
+    with pytest.raises(ValueError, match=r"evicts storage 1000000 .* is none"):
+        schedules.run(program, changed(best, [(pairs[0][0], 10**6), *pairs]))
+    with pytest.raises(ValueError, match="ascending"):
+        schedules.run(program, changed(best, [pairs[0], (pairs[0][0] - 1, pairs[0][1])]))
+    with pytest.raises(ValueError, match="the run has"):
+        schedules.run(program, changed(best, [*pairs, (10**6, 1)]))
+
+
+def test_a_list_that_ends_early_leaves_too_little_room(found):
+    _, program, best = found
+    with pytest.raises(ValueError, match="nothing more is evicted"):
+        schedules.run(program, changed(best, list(best.pairs())[:1]))
+
+
+def test_a_schedule_of_another_log_is_refused(found):
+    _, _, best = found
+    _, other = log_of("resnet_chain")
+    with pytest.raises(ValueError, match="not for"):
+        schedules.run(other, best)
+
+
+def test_a_wrong_cost_is_named(found):
+    _, program, best = found
+    with pytest.raises(ValueError, match="it says"):
+        schedules.run(program, replace(best, cost=best.cost + 1))
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{}", "no schedule begins"),
+        ("[1, 2]", "no schedule begins"),
+        ("{", "line 1"),
+        ('{"SCHEDULE": 2}', "SCHEDULE 1"),
+        ('{"SCHEDULE": 1, "LOG": 3}', "LOG is 3"),
+        ("", "is empty"),
+    ],
+)
+def test_a_file_that_is_no_schedule_is_named(line, why, tmp_path):
+    path = tmp_path / "x.schedule"
+    path.write_text(line)
+    with pytest.raises(schedules.ScheduleError, match=why):
+        schedules.read(path)
+
+
+def test_a_list_of_evictions_that_is_none_is_named(found, tmp_path):
+    _, _, best = found
+    path = tmp_path / "x.schedule"
+    schedules.write(path, [best])
+    head, first, *_ = path.read_text().splitlines()
+    for entry in ("[3]", "[1, -2]", '[1, "a"]', "{}"):
+        path.write_text(f"{head}\n{first}\n{entry}\n")
+        with pytest.raises(schedules.ScheduleError, match=r"line 3: .* is no list of evictions"):
+            schedules.read(path)
+    path.write_text(f"{head}\n")
+    with pytest.raises(schedules.ScheduleError, match="is no list of evictions"):
+        schedules.read(path)
+    assert json.loads(head)["SCHEDULE"] == schedules.VERSION
+
+
+def best(*arguments):
+    return CliRunner().invoke(commands, [str(argument) for argument in arguments])
+
+
+def test_one_command_finds_schedules_that_another_runs(tmp_path):
+    log = LOGS / "unet_skip.log.xz"
+    path, results = tmp_path / "a.schedule.gz", tmp_path / "a.jsonl"
+    done = best("find", log, "--budget", "0.4,0.6", "--iterations", 5, "--out", path)
+    assert done.exit_code == 0, done.output
+    done = best("run", log, "--schedule", path, "--json", results)
+    assert done.exit_code == 0, done.output
+    rows = [json.loads(line) for line in results.read_text().splitlines()]
+    assert [row["ratio"] for row in rows] == [0.4, 0.6]
+    assert [row["total_compute"] for row in rows] == [each.cost for each in schedules.read(path)]
+
+
+def test_the_commands_name_what_they_cannot_do(tmp_path):
+    log, other = LOGS / "unet_skip.log.xz", LOGS / "resnet_chain.log.xz"
+    path = tmp_path / "a.schedule"
+    none = best("find", log, "--budget", "1KiB", "--iterations", 0, "--out", path)
+    assert none.exit_code == 1
+    assert "no schedule was found" in none.output
+    best("find", log, "--budget", "0.6", "--iterations", 0, "--out", path)
+    wrong = best("run", other, "--schedule", path)
+    assert wrong.exit_code == 2
+    assert "which is not given" in wrong.output
+
+
+# ---- the checker itself: a, then b from a, then c from both ----
+
+PROGRAM = [
+    *(oplog.Constant("x"), oplog.Memory("x", 1)),
+    *(oplog.Call("f", ("x",), ("a",), 10), oplog.Memory("a", 4), oplog.Alias("a", -1)),
+    *(oplog.Call("g", ("a",), ("b",), 20), oplog.Memory("b", 2), oplog.Alias("b", -1)),
+    *(oplog.Call("h", ("a", "b"), ("c",), 30), oplog.Memory("c", 1), oplog.Alias("c", -1)),
+    oplog.Release("a"),
+]
+GOOD = ["M0", "M1", "M2", "E1", "R1", "M3", "D1"]
+
+
+def test_the_checker_adds_up_what_runs():
+    assert verify(PROGRAM, GOOD, 8) == schedule_check.Checked(70, 10, 8)
+
+
+@pytest.mark.parametrize(
+    ("decisions", "budget", "why"),
+    [
+        (GOOD, 7, "8 bytes in use; the budget is 7"),
+        (["M0", "M1", "M2", "E1", "M3"], 8, "its input 1 is not there"),
+        (["M0", "M1", "M2", "E1", "E1"], 8, "not resident"),
+        (["M0", "E0"], 8, "a constant"),
+        (["M0", "R1"], 8, "ran never"),
+        (["M0", "M1", "M1"], 8, "ran before"),
+        (["M0", "M1"], 8, "end before the program"),
+        (["M0", "M1", "M2", "M3", "E2"], 8, r"'b' .* is not there"),
+        (["M0", "M7"], 8, "names no tensor"),
+        (["M0", "X0"], 8, "allowed: M, R, E, D"),
+    ],
+)
+def test_the_checker_names_the_decision_that_cannot_be(decisions, budget, why):
+    with pytest.raises(Broken, match=why):
+        verify(PROGRAM, decisions, budget)
