@@ -239,11 +239,12 @@ StepTuner::Next StepTuner::next(Following& now, Deferred&, std::unique_lock<Engi
   if (!now.usual && step_.period == 0 && times_ == 1) return again(windows.count);
   if (is_bad || !now.usual) now.usual = {cost, misses};
   if (!task_ || !task_->is_done) return std::nullopt;
-  std::optional<Rehearsal::Found> found = take_found();
+  if (std::optional<Rehearsal::Found> found = take_found()) {
+    before_ = now.usual->cost;
+    return follow(std::move(*found));
+  }
   end_search();
-  if (!found) return std::nullopt;
-  before_ = now.usual->cost;
-  return follow(std::move(*found));
+  return std::nullopt;
 }
 
 // A single step that computes far more than any before.

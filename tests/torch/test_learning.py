@@ -200,6 +200,7 @@ class TestPolicy:
                 if dtr_alloc.stats()["learned"] == 2:
                     until = min(until, steps + 8)
             state = job.state()
+            assert dtr_alloc.stats()["learned"] >= 2
         assert not differences(train_plain("unet", steps), state)
 
     def test_a_budget_that_never_binds_has_nothing_learned(self) -> None:
