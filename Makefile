@@ -31,7 +31,7 @@ test-all: $(DEV)
 # Mutated files for every reader of files, for so long; what is found is in build/fuzz/.
 SECONDS ?= 3600
 fuzz: $(DEV)
-	$(PY) tests/readers/fuzz_readers.py --seconds $(SECONDS)
+	PYTHONPATH=.:tests/allocator $(PY) tests/readers/fuzz_readers.py --seconds $(SECONDS)
 
 # What a reader would mention in review, without running anything.
 check: $(VENV)/dev-packages docs

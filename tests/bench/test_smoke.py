@@ -102,22 +102,6 @@ def test_changing() -> None:
         assert row["wall_ratio"] > 0
 
 
-def test_mapping() -> None:
-    """One job in every way; a step maps memory where an allocation took it from elsewhere, only.
-
-    Whether that or a move is cheaper is measured: on a busy machine either may be chosen.
-    """
-    document = run("bench.mapping")
-    assert document.keys() >= ENVIRONMENT | {"results", "processor", "steps", "settings"}
-    rows = {row["way"]: row for row in document["results"]}
-    assert rows.keys() == {"plain", "unlimited", "mapped", "fixed"}
-    assert {row["outcome"] for row in rows.values()} == {"trains"}
-    assert "evictions" not in rows["plain"]
-    assert rows["mapped"]["evictions"] > rows["unlimited"]["evictions"] == 0
-    assert rows["unlimited"]["mapped_chunks"] == rows["fixed"]["mapped_chunks"] == 0
-    assert (rows["mapped"]["mapped_chunks"] > 0) == (rows["mapped"]["remaps"] > 0)
-
-
 def test_soak() -> None:
     """A few rounds: each job ends with its bits, whatever came before."""
     document = run("bench.soak")
@@ -204,38 +188,6 @@ def test_demo(job: str, tmp_path: Path) -> None:
     assert all(row["same_bits"] for row in rows if row["fits"])
     assert (tmp_path / f"demo_{job}.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "demo.json").read_text()) == document
-
-
-def test_fragment() -> None:
-    """A short trace through every model."""
-    document = run("bench.fragment")
-    seconds = {"read_seconds", "pair_seconds", "report_seconds"}
-    assert document.keys() >= ENVIRONMENT | seconds | {"events", "file_bytes"}
-    rows = {row["model"]: row for row in document["results"]}
-    assert len(rows) == 10
-    assert document["events"] == 20_000
-    for row in rows.values():
-        assert row["peak_reserved_bytes"] >= row["peak_live_bytes"] > 0
-        assert 0 < row["run_seconds"] < row["whole_seconds"]
-    assert rows["exact"]["mean_lost_bytes"] == 0
-
-
-def test_recording() -> None:
-    """A light recording and a trace, each beside the same without it."""
-    document = run("bench.recording")
-    assert document.keys() >= ENVIRONMENT | {"results", "pool_pair_ns", "event_ns"}
-    for row in document["results"]:
-        assert row["ns"].keys() == {"plain", "light", "recorder", "both"}
-        assert min(row["ns"].values()) > 0
-
-
-def test_data_set() -> None:
-    """One small data set, its batches taken in both ways; the losses are compared."""
-    document = run("bench.data_set")
-    assert document.keys() >= ENVIRONMENT | {"results", "processor", "rounds", "steps"}
-    assert {row["way"] for row in document["results"]} == {"slice", "rows"}
-    for row in document["results"]:
-        assert row["ratio"] == row["dtr_alloc_seconds"] / row["plain_seconds"] > 0
 
 
 def test_peers() -> None:

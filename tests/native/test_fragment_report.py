@@ -3,13 +3,14 @@
 import json
 from io import StringIO
 
+import made_up_trace
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from dtr_alloc.cli.common import print_table
 from dtr_alloc.cli.fragment import command as fragment
-from dtr_alloc.fragment import example, report
+from dtr_alloc.fragment import report
 from dtr_alloc.fragment.models import MODELS, Prepared
 from dtr_alloc.fragment.residency import FREED, STAYED
 from dtr_alloc.traces import trace_file
@@ -154,7 +155,7 @@ def test_a_device_that_holds_memory_and_no_block_has_its_row_and_no_models(tmp_p
 
 
 def test_no_model_needs_less_than_the_exact_one(tmp_path):
-    trace_file.write(example.training(steps=1), tmp_path / "job.trace")
+    trace_file.write(made_up_trace.training(steps=1), tmp_path / "job.trace")
     arguments = ["report", str(tmp_path / "job.trace"), "--json", "-"]
     done = CliRunner().invoke(fragment, arguments)
     assert done.exit_code == 0, done.output

@@ -2,9 +2,10 @@
 
 import random
 
+import made_up_trace
 import pytest
 
-from dtr_alloc.fragment import example, measures, report
+from dtr_alloc.fragment import measures, report
 from dtr_alloc.fragment.residency import (
     ALLOCATED,
     EVICTED,
@@ -310,7 +311,7 @@ class TestMeasures:
         with pytest.raises(TraceError, match="allocates nothing"):
             report.reports("empty", trace_of(segment(0, 10)))
 
-    @pytest.mark.parametrize("make", [example.fragmented, example.training])
+    @pytest.mark.parametrize("make", [made_up_trace.fragmented, made_up_trace.training])
     def test_the_examples_are_valid_and_the_same_for_the_same_seed(self, make):
         trace = make(seed=3)
         trace.validate()

@@ -1,5 +1,6 @@
 """Mutated files for every reader of files: each is read, or refused by name. Never worse.
 
+    export PYTHONPATH=.:tests/allocator
     python tests/readers/fuzz_readers.py --seconds 3600     (make fuzz SECONDS=3600)
     python tests/readers/fuzz_readers.py --case trace:17    (one case again, in this process)
 

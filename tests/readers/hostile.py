@@ -15,8 +15,9 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+from made_up_trace import Arena
+
 from dtr_alloc.fragment import torch_export
-from dtr_alloc.fragment.example import Arena
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import COLUMNS, Kind, Trace
 

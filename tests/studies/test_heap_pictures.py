@@ -4,13 +4,14 @@ import json
 import random
 import re
 
+import made_up_trace
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from dtr_alloc.cli.fragment import command as fragment
 from dtr_alloc.cli.fragment.report import stems
-from dtr_alloc.fragment import charts, example, heap_map, pictures, report
+from dtr_alloc.fragment import charts, heap_map, pictures, report
 from dtr_alloc.fragment.raster import CutAxis, coverage
 from dtr_alloc.fragment.walk import walk
 from dtr_alloc.traces import trace_file
@@ -138,7 +139,7 @@ class TestTheMap:
 
 
 def test_a_thinned_line_keeps_its_peaks():
-    series = report.recorded(example.fragmented()).series
+    series = report.recorded(made_up_trace.fragmented()).series
     for name in ("event", "time_ns", "live_bytes", "reserved_bytes"):
         column = getattr(series, name)
         while len(column) < 3 * charts.MOST_POINTS:
@@ -152,7 +153,7 @@ def test_a_thinned_line_keeps_its_peaks():
 
 class TestTheCommand:
     def test_it_draws_each_picture_and_writes_the_numbers(self, tmp_path):
-        trace = example.training()
+        trace = made_up_trace.training()
         trace_file.write(trace, tmp_path / "job.trace")
         json_file, out = tmp_path / "report.json", tmp_path / "pictures"
         done = CliRunner().invoke(
@@ -187,19 +188,19 @@ class TestTheCommand:
         assert max(row["series"]["live_bytes"]) == row["peak_live_bytes"]
 
     def test_two_traces_of_one_name_have_pictures_of_their_own(self):
-        trace = example.fragmented(rounds=1)
+        trace = made_up_trace.fragmented(rounds=1)
         found = [part for name in ("a b", "job", "job") for part in report.reports(name, trace)]
         assert stems(found) == ["a-b", "job", "job~2"]
 
     def test_numbers_on_stdout_are_json_alone(self, tmp_path):
-        trace_file.write(example.fragmented(rounds=1), tmp_path / "job.trace")
+        trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")
         done = CliRunner().invoke(
             fragment, ["report", str(tmp_path / "job.trace"), "--model", "none", "--json", "-"]
         )
         assert json.loads(done.stdout)["traces"][0]["trace"] == "job"
 
     def test_all_of_it_is_on_one_page_that_stands_alone(self, tmp_path):
-        trace_file.write(example.fragmented(rounds=1), tmp_path / "job.trace")
+        trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")
         path = tmp_path / "new" / "report.html"
         done = CliRunner().invoke(
             fragment,
@@ -224,7 +225,7 @@ class TestTheCommand:
         assert not (tmp_path / "report.json").exists()
 
     def test_a_file_where_the_folder_should_be_is_an_error(self, tmp_path):
-        trace_file.write(example.fragmented(rounds=1), tmp_path / "job.trace")
+        trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")
         done = CliRunner().invoke(
             fragment, ["report", str(tmp_path / "job.trace"), "--out", str(tmp_path / "job.trace")]
         )

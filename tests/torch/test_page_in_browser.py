@@ -11,12 +11,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import made_up_trace
 import pytest
 import torch
 
 import dtr_alloc
 from dtr_alloc.advise.page import page as page_of
-from dtr_alloc.fragment import example, report
+from dtr_alloc.fragment import report
 from dtr_alloc.torch import api
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
@@ -69,7 +70,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def page_of_a_trace() -> str:
-    found = report.reports("a job", example.training())
+    found = report.reports("a job", made_up_trace.training())
     return report.page(found, by_event=False, maps=True)
 
 
