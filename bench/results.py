@@ -8,13 +8,13 @@ import platform
 import subprocess
 import sys
 import time
-import tomllib
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+
+import dtr_alloc
 
 MIB = 2**20
 
@@ -46,7 +46,7 @@ def commit() -> str:
 def environment(device: str, seed: int) -> dict[str, Any]:
     """Versions, device, commit, command: what a reader needs to repeat the measurement."""
     return {
-        "dtr_alloc": _own_version(),
+        "dtr_alloc": dtr_alloc.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "platform": platform.platform(terse=True),
@@ -58,14 +58,6 @@ def environment(device: str, seed: int) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": " ".join(["python", "-m", *_module(), *sys.argv[1:]]),
     }
-
-
-def _own_version() -> str:
-    try:
-        return metadata.version("dtr-alloc")
-    except metadata.PackageNotFoundError:
-        project = Path(__file__).parents[1] / "pyproject.toml"
-        return f"{tomllib.loads(project.read_text())['project']['version']}, not installed"
 
 
 def _module() -> list[str]:

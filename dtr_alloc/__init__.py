@@ -8,10 +8,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dtr_alloc.advise.advice import Advice as Advice
+    from dtr_alloc.config import Budget as Budget
+    from dtr_alloc.config import Config as Config
     from dtr_alloc.config import ConfigError as ConfigError
     from dtr_alloc.core import DriverError as DriverError
     from dtr_alloc.core import StateError as StateError
+    from dtr_alloc.heuristics import Candidate as Candidate
+    from dtr_alloc.heuristics import Heuristic as Heuristic
     from dtr_alloc.heuristics import register_heuristic as register_heuristic
+    from dtr_alloc.records import Kept as Kept
+    from dtr_alloc.report import Stats as Stats
     from dtr_alloc.torch.api import check_invariants as check_invariants
     from dtr_alloc.torch.api import compact as compact
     from dtr_alloc.torch.api import disable as disable
@@ -37,11 +44,20 @@ if TYPE_CHECKING:
     from dtr_alloc.torch.run_as_operator import run_as_operator as run_as_operator
     from dtr_alloc.torch_versions import BridgeError as BridgeError
 
+__version__ = "0.2.0"
+
 _HOMES = {
+    "Advice": "dtr_alloc.advise.advice",
     "BridgeError": "dtr_alloc.torch_versions",
+    "Budget": "dtr_alloc.config",
+    "Candidate": "dtr_alloc.heuristics",
+    "Config": "dtr_alloc.config",
     "ConfigError": "dtr_alloc.config",
     "DriverError": "dtr_alloc.core",
+    "Heuristic": "dtr_alloc.heuristics",
+    "Kept": "dtr_alloc.records",
     "StateError": "dtr_alloc.core",
+    "Stats": "dtr_alloc.report",
     "distrust": "dtr_alloc.torch.custom_operators",
     "find_batch_size": "dtr_alloc.torch.batch_size",
     "register_heuristic": "dtr_alloc.heuristics",
@@ -59,7 +75,7 @@ _HOMES = {
     ),
 }
 
-__all__ = sorted(_HOMES)
+__all__ = sorted([*_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> Any:

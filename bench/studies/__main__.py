@@ -7,12 +7,12 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
 
+import dtr_alloc
 from bench.studies import study as studies
 from bench.studies.study import Document, Options, Unavailable
 from dtr_alloc import bounded
@@ -116,7 +116,7 @@ def _head(name: str, study: studies.Study, options: Options, seconds: float) -> 
         "title": study.title,
         "source": study.source,
         "smoke": options.smoke,
-        "dtr_alloc": version("dtr-alloc"),
+        "dtr_alloc": dtr_alloc.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),

@@ -102,3 +102,8 @@ def test_every_function_that_the_journey_names_is_defined_in_its_file() -> None:
 def test_what_is_public_is_what_is_listed() -> None:
     assert sorted(dir(dtr_alloc)) == sorted(dtr_alloc.__all__)
     assert all(getattr(dtr_alloc, name).__doc__ for name in dtr_alloc.__all__ if name[0] != "_")
+
+
+def test_the_citation_names_this_version() -> None:
+    lines = (ROOT / "CITATION.cff").read_text().splitlines()
+    assert f"version: {dtr_alloc.__version__}" in lines
