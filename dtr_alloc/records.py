@@ -119,7 +119,8 @@ class Observed:
     Attributes:
         device: "cpu" or "cuda".
         steps: that were recorded; 0: the job has no optimizer, or ended before.
-        step_seconds: of each step that was timed; none if something was evicted.
+        step_seconds: of each step that was timed; none if something was evicted. On the CPU it is
+            processor time of the thread that trains.
         peak_bytes: the most that was allocated at once, with what the session found on the device.
             (All is of recorded steps: what the engine keeps of the past may grow with each.)
         held_bytes: what was allocated when the last of them ended, by kind: parameters, gradients,

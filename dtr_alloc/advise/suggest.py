@@ -32,6 +32,9 @@ WORTH = 1.15
 """A step that computes no more is what most jobs accept: so the smallest such budget is advised."""
 GAIN = 0.05
 """A budget that saves less of the peak is not advised."""
+REFINED = 3
+"""How often the gap between the advised budget and the next smaller one is halved. Otherwise a cost
+that is a percent higher, as it may be on another day, would decide on a tenth of the memory."""
 ROOM = 1.05
 """Of the smallest budget found: a smaller one is advised only where that alone saves GAIN."""
 GROWTH = 0.001
@@ -227,10 +230,25 @@ def suggest(
         found = list(pool.map(partial(rehearse, learn=True), budgets))
     outlooks = [each for each in map(outlook_of, budgets, found) if each is not None]
     noise = max(times) / min(times) if times else 1
+
+    def advise(outlooks: Sequence[Outlook]) -> Outlook | None:
+        return _advised(outlooks, peak_bytes, smallest, noise)
+
+    advised = advise(outlooks)
+    for _ in range(REFINED):
+        below = [each for each in budgets if advised and each < advised.budget_bytes]
+        if advised is None or not below:
+            break
+        budgets.append((advised.budget_bytes + max(below)) // 2)
+        between = outlook_of(budgets[-1], rehearse(budgets[-1], learn=True))
+        if between:
+            advised = advise([*outlooks, advised, between])
+    if advised and advised not in outlooks:
+        outlooks.append(advised)
     return replace(
         seen,
-        outlooks=outlooks,
-        advised=_advised(outlooks, peak_bytes, smallest, noise),
+        outlooks=sorted(outlooks, key=lambda each: each.budget_bytes, reverse=True),
+        advised=advised,
         limit=_limit(program, run(low)),
     )
 

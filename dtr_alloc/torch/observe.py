@@ -43,7 +43,7 @@ class Observer:
         self._steps = steps
         self._seen = 0
         self._observed: Observed | None = None
-        self._ends: list[float] = []
+        self._ends: list[tuple[int, float]] = []
         self._then = then
         self._once = threading.Lock()
         self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
@@ -66,11 +66,17 @@ class Observer:
             self._then(timed(self._observed or observe(self._seen), self._ends))
 
 
-def clock() -> float:
-    """In seconds; what the device was given is done."""
-    if api.active().device_type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def clock() -> tuple[int, float]:
+    """The thread, and its clock in seconds.
+
+    On the CPU that is processor time of the thread: the clock on the wall counts other programs,
+    too. Where other threads take their shares of an operator, this one has a share that takes as
+    long. On a device it is the time on the wall once the device is idle.
+    """
+    if api.active().device_type == "cpu":
+        return threading.get_ident(), time.thread_time()
+    torch.cuda.synchronize()
+    return threading.get_ident(), time.perf_counter()
 
 
 def observe(steps: int) -> Observed:
@@ -92,12 +98,14 @@ def observe(steps: int) -> Observed:
     )
 
 
-def timed(observed: Observed, ends: Sequence[float]) -> Observed:
-    """With the times of further steps, between whose ends they are."""
+def timed(observed: Observed, ends: Sequence[tuple[int, float]]) -> Observed:
+    """With the times of further steps, from clock() at their ends. A step that began in another
+    thread has none."""
     stats = api.stats()
     if stats["evictions"] or stats["swaps"]:
         return observed
-    return replace(observed, step_seconds=[after - before for before, after in pairwise(ends)])
+    times = [end - begin for (one, begin), (other, end) in pairwise(ends) if one == other]
+    return replace(observed, step_seconds=times)
 
 
 def suggest(

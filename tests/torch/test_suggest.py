@@ -321,6 +321,14 @@ print(json.dumps([found["observed"]["peak_bytes"], peaks]))
 """
 
 
+def test_a_step_takes_the_processor_time_of_its_thread(job, tmp_path):
+    code = STEP.replace("step():\n", "step():\n    time.sleep(1)\n", 1)
+    (tmp_path / "step.py").write_text("import time\n" + code)
+    times = suggested(job("step.py"))["observed"]["step_seconds"]
+    assert len(times) == 4
+    assert 0 < min(times) <= max(times) < 1
+
+
 def test_what_is_timed_is_not_what_is_recorded(job, tmp_path):
     """Each step of this job leaves a history of its buffers, until that is too long."""
     (tmp_path / "step.py").write_text(KEEPS_THE_PAST)
