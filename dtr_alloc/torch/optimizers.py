@@ -4,6 +4,8 @@ An optimizer overwrites many tensors one after the other. What was computed from
 referenced has to come back first, for which the memory may not suffice. So this happens before the
 first of them is overwritten: either the whole step is done, or nothing has changed. Where all of it
 takes less than three quarters of the budget, each operator settles for itself (Engine::settle).
+Looking at all tensors takes several percent of a step of tiny operators, so a look at two counters
+comes first.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ def _settling(runtime: Any, optimizer: Optimizer, closure: Callable[..., Any]) -
 
 
 def _settle(runtime: Any, optimizer: Optimizer, since: str = "") -> None:
+    if runtime.has_ample_room():
+        return
     try:
         runtime.recorder.settle_all(_overwritten(optimizer))
     except torch.OutOfMemoryError as error:

@@ -447,6 +447,19 @@ class Runtime:
         """How many writes past the operators have been noticed."""
         return self._engine_stats().unseen_writes
 
+    def has_ample_room(self) -> bool:
+        """Whether nothing was ever evicted or swapped out, and each device uses less than half of
+        its budget. Then all that depends on any tensor is there, and fits (Engine::settle)."""
+        stats = self._engine_stats()
+        if stats.evictions or stats.swaps:
+            return False
+        pool = ffi.new("dtr_pool_stats *")
+        for handle in self.pools.handles:
+            lib.dtr_pool_get_stats(handle, pool)
+            if 2 * pool.allocated_bytes >= pool.budget_bytes:
+                return False
+        return True
+
     def _engine_stats(self) -> Any:
         stats = ffi.new("dtr_engine_stats *")
         lib.dtr_engine_get_stats(self.engine, stats)
