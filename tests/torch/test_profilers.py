@@ -71,6 +71,20 @@ def test_a_profile_has_the_backward_pass_through_evicted_tensors(profiler):
         assert weight.grad is not None
 
 
+@pytest.mark.skipif(not torch.profiler.itt.is_available(), reason="PyTorch was built without ITT")
+def test_ranges_of_itt_are_made_around_operators_on_evicted_tensors(capfd):
+    with checked_session():
+        tensor, hidden = evicted(evictable()), evictable().requires_grad_().exp()
+        loss = hidden.square().sum()
+        evicted(hidden)
+        with torch.autograd.profiler.emit_itt(record_shapes=True):
+            view = tensor.view(40, 30)
+            assert not dtr_alloc.is_resident(tensor)
+            loss.backward()
+        assert torch.equal(view, torch.full((40, 30), 2.0))
+    assert "Exception in RecordFunction callback" not in capfd.readouterr().err
+
+
 def test_tensors_are_evicted_and_come_back_on_another_thread_while_a_profiler_is_on(profiler):
     def turn_over() -> None:
         evicted(tensor)
