@@ -189,3 +189,26 @@ def test_a_loop_of_in_place_operators_on_which_more_depends_than_fits(
         got = write(Job("Adam"))
         dtr_alloc.check_invariants()
     assert_same(expected, got)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda tensors: torch._foreach_mul_(tensors, 0.5),
+        lambda tensors: torch._foreach_lerp_(tensors, [torch.zeros(()) for _ in tensors], 0.5),
+    ],
+)
+def test_an_operator_of_foreach_that_is_out_of_memory_changes_none_of_its_tensors(
+    write: Callable[[list[Tensor]], None],
+) -> None:
+    averages = [torch.full((64, 1024), float(i)) for i in range(8)]
+    before = [average.clone() for average in averages]
+    with dtr_alloc.session(budget="12MiB", device="cpu", swap="off"):
+        held = [average.expand(16, 64, 1024) + 1 for average in averages]
+        with pytest.raises(torch.OutOfMemoryError):
+            write(averages)
+        assert_same(before, averages)
+        dtr_alloc.check_invariants()
+        held.clear()
+        write(averages)
+    assert not torch.equal(before[1], averages[1])
