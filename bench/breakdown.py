@@ -257,8 +257,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 @click.option("--steps", default=4, help="Measured steps of a run.")
 @click.option("--scale", default=4.0, help="Factor on batch sizes.")
 @click.option("--seed", default=0)
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="One small job, two budgets, seconds.")
+@results.options("One small job, two budgets, seconds.")
 def main(
     jobs: tuple[str, ...],
     rounds: int,
@@ -289,11 +288,9 @@ def main(
         if ratios:
             budget = "unlimited" if fraction is None else f"{fraction:.0%}"
             console.print(f"{budget}: {median(ratios):.3f} in the median of {len(ratios)} jobs")
-    if path:
-        document = results.environment("cpu", seed) | {"bench": "breakdown", "parts": PARTS}
-        document |= {"processor": cpu_name(), "rounds": rounds, "steps": steps, "scale": scale}
-        document |= {"heuristic": str(Config.heuristic), "results": rows}
-        results.write_json(document, path)
+    facts = {"processor": cpu_name(), "rounds": rounds, "steps": steps, "scale": scale}
+    facts["heuristic"] = str(Config.heuristic)
+    results.write(path, "breakdown", seed, parts=PARTS, **facts, results=rows)
 
 
 if __name__ == "__main__":

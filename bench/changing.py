@@ -126,8 +126,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
 @click.option("--steps", default=600, show_default=True, type=click.IntRange(1))
 @click.option("--rounds", default=5, show_default=True, type=click.IntRange(1))
 @click.option("--scale", default=2.0, show_default=True, help="Of the batches.")
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="One budget, few steps.")
+@results.options("One budget, few steps.")
 def main(steps: int, rounds: int, scale: float, path: str | None, smoke: bool) -> None:
     if smoke:
         steps, rounds, scale = 6, 1, 1.0
@@ -135,9 +134,7 @@ def main(steps: int, rounds: int, scale: float, path: str | None, smoke: bool) -
     with console.status("training"):
         rows = measure(scale, steps, rounds, FRACTIONS[:1] if smoke else FRACTIONS)
     console.print(table(rows))
-    if path:
-        document = results.environment("cpu", 0) | {"bench": "changing", "scale": scale}
-        results.write_json(document | {"steps": steps, "rounds": rounds, "results": rows}, path)
+    results.write(path, "changing", scale=scale, steps=steps, rounds=rounds, results=rows)
 
 
 if __name__ == "__main__":

@@ -120,8 +120,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 @click.option("--rounds", default=6)
 @click.option("--scale", default=8.0, help="Factor on batch sizes.")
 @click.option("--seed", default=0)
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="One round of one small job.")
+@results.options("One round of one small job.")
 def main(
     jobs: tuple[str, ...], rounds: int, scale: float, seed: int, path: str | None, smoke: bool
 ) -> None:
@@ -135,10 +134,8 @@ def main(
         with console.status(f"training {name}"):
             rows += measure(name, rounds, scale=scale, seed=seed)
     show(rows, console)
-    if path:
-        document = results.environment("cpu", seed) | {"bench": "compiled", "scale": scale}
-        document |= {"processor": cpu_name(), "rounds": rounds, "results": rows}
-        results.write_json(document, path)
+    facts = {"processor": cpu_name(), "rounds": rounds}
+    results.write(path, "compiled", seed, scale=scale, **facts, results=rows)
 
 
 if __name__ == "__main__":

@@ -168,15 +168,12 @@ def table(rows: list[dict[str, Any]]) -> Table:
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--steps", default=12, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="One budget, a few steps.")
+@results.options("One budget, a few steps.")
 def main(steps: int, seed: int, path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
     rows = measure((0.5,) if smoke else FRACTIONS, 5 if smoke else steps, seed)
     results.console().print(table(rows))
-    if path:
-        document = results.environment("cpu", seed) | {"bench": "custom_operators", "steps": steps}
-        results.write_json(document | {"results": rows}, path)
+    results.write(path, "custom_operators", seed, steps=steps, results=rows)
 
 
 if __name__ == "__main__":

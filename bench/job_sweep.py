@@ -89,8 +89,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
 @click.option("--job", "jobs", multiple=True, type=click.Choice(list(JOBS)), help="Default: all.")
 @click.option("--steps", default=3, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="One job, two budgets, seconds.")
+@results.options("One job, two budgets, seconds.")
 def main(jobs: tuple[str, ...], steps: int, seed: int, path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
     names = jobs or (("mlp",) if smoke else tuple(JOBS))
@@ -101,9 +100,7 @@ def main(jobs: tuple[str, ...], steps: int, seed: int, path: str | None, smoke: 
         with console.status(f"training {name}"):
             rows.extend(measure(name, steps, fractions, device="cpu", seed=seed))
     console.print(table(rows))
-    if path:
-        document = results.environment("cpu", seed) | {"bench": "job_sweep", "steps": steps}
-        results.write_json(document | {"results": rows}, path)
+    results.write(path, "job_sweep", seed, steps=steps, results=rows)
 
 
 if __name__ == "__main__":

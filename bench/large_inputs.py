@@ -131,8 +131,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 @click.option("--wall", type=int, help="MiB that a process may hold, all in all.")
 @click.option("--resolution", default=1 / 8, help="A larger input by this part does not train.")
 @click.option("--at-once", default=1, help="Jobs whose trials run at the same time.")
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="One job, a few trials, seconds.")
+@results.options("One job, a few trials, seconds.")
 def main(
     jobs: tuple[str, ...],
     wall: int | None,

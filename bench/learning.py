@@ -160,8 +160,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
     help=f"Of the activation memory.  [default: {FRACTIONS}]",
 )
 @click.option("--steps", default=60, show_default=True, type=click.IntRange(LAST + 2))
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="One job, one budget, few steps.")
+@results.options("One job, one budget, few steps.")
 def main(
     jobs: tuple[str, ...], fractions: tuple[float, ...], steps: int, path: str | None, smoke: bool
 ) -> None:
@@ -175,9 +174,7 @@ def main(
         with console.status(f"training {name}"):
             rows.extend(measure(name, steps, fractions))
     console.print(table(rows))
-    if path:
-        document = results.environment("cpu", 0) | {"bench": "learning", "steps": steps}
-        results.write_json(document | {"results": rows}, path)
+    results.write(path, "learning", steps=steps, results=rows)
 
 
 if __name__ == "__main__":

@@ -447,8 +447,7 @@ def show(
 @click.option("--calls", default=400, help="Of a case in one round.")
 @click.option("--no-jobs", is_flag=True, help="Operators only.")
 @click.option("--seed", default=0)
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="Few rounds, the smallest job, seconds.")
+@results.options("Few rounds, the smallest job, seconds.")
 def main(rounds: int, calls: int, no_jobs: bool, seed: int, path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(seed)

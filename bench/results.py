@@ -8,15 +8,18 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import click
 import torch
 from rich.console import Console
 
 import dtr_alloc
 
 MIB = 2**20
+_C = TypeVar("_C", bound=Callable[..., Any])
 
 
 def console() -> Console:
@@ -64,6 +67,24 @@ def _module() -> list[str]:
     """The name of the module that runs as ``__main__``, if it has one."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return [] if spec is None else [spec.name.removesuffix(".__main__")]
+
+
+def options(smoke: str) -> Callable[[_C], _C]:
+    """--json and --smoke, with the help of the latter; the function has them as path and smoke."""
+
+    def add(function: _C) -> _C:
+        add_json = click.option(
+            "--json", "path", metavar="PATH", help="Write results there, - for stdout."
+        )
+        return add_json(click.option("--smoke", is_flag=True, help=smoke)(function))
+
+    return add
+
+
+def write(path: str | None, bench: str, seed: int = 0, **found: Any) -> None:
+    """Writes what a bench found on the CPU, with the environment; None writes nothing."""
+    if path:
+        write_json(environment("cpu", seed) | {"bench": bench} | found, path)
 
 
 def write_json(document: dict[str, Any], path: str) -> None:

@@ -355,8 +355,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 @click.option("--share", default=0.35, help="Of its peak, that the job of small tensors gets.")
 @click.option("--searches", default=1000, help="Operators of each phase that are measured.")
 @click.option("--seed", default=0)
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="A few hundred candidates, seconds.")
+@results.options("A few hundred candidates, seconds.")
 def main(
     heuristic: str,
     also: tuple[str, ...],
@@ -391,10 +390,8 @@ def main(
     with console.status("many tensors"):
         many = [measure_many(count, share) for count in tensors]
     show_growth(wide, many, console)
-    if path:
-        document = results.environment("cpu", seed) | {"bench": "search", "searches": searches}
-        document |= {"processor": cpu_name(), "targets_us": TARGETS_US}
-        results.write_json(document | {"results": rows, "wide": wide, "many": many}, path)
+    facts = {"searches": searches, "processor": cpu_name(), "targets_us": TARGETS_US}
+    results.write(path, "search", seed, **facts, results=rows, wide=wide, many=many)
 
 
 if __name__ == "__main__":

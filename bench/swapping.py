@@ -113,8 +113,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
     help=f"Of the peak memory.  [default: {SHARES}]",
 )
 @click.option("--steps", default=24, show_default=True, type=click.IntRange(LAST + 2))
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="One job, one budget, few steps.")
+@results.options("One job, one budget, few steps.")
 def main(
     jobs: tuple[str, ...], shares: tuple[float, ...], steps: int, path: str | None, smoke: bool
 ) -> None:
@@ -127,9 +126,7 @@ def main(
         with console.status(f"training {name}"):
             rows.extend(measure(name, steps, shares))
     console.print(table(rows))
-    if path:
-        document = results.environment("cpu", 0) | {"bench": "swapping", "steps": steps}
-        results.write_json(document | {"results": rows}, path)
+    results.write(path, "swapping", steps=steps, results=rows)
 
 
 if __name__ == "__main__":

@@ -177,8 +177,7 @@ def versions() -> dict[str, str]:
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--job", "jobs", multiple=True, type=click.Choice(list(JOBS)), help="Default: all.")
 @click.option("--rounds", default=7, show_default=True)
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="A job of PyTorch alone, one round.")
+@results.options("A job of PyTorch alone, one round.")
 def main(jobs: tuple[str, ...], rounds: int, path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
     names = jobs or (("compile, aot_eager",) if smoke else tuple(JOBS))

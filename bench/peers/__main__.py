@@ -95,8 +95,7 @@ def show(document: dict[str, Any], console: Console) -> None:
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--job", "jobs", multiple=True, type=click.Choice(list(SUBJECTS)))
 @click.option("--rounds", default=7, show_default=True)
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="One tiny job, one round, seconds.")
+@results.options("One tiny job, one round, seconds.")
 def main(jobs: tuple[str, ...], rounds: int, path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
     names = jobs or (("gpt",) if smoke else tuple(SUBJECTS))

@@ -12,8 +12,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bench.studies.palette import COLORS
-from bench.studies.panels import panel_grid
+from bench.studies.panels import COLORS, name_axes, panel_grid
 from bench.studies.published import THRASHING, published_logs
 from bench.studies.study import Document, Options, Study
 from dtr_alloc.oplog import Program
@@ -133,10 +132,7 @@ def _draw_deallocs(rows: Sequence[Sequence[Any]]) -> Figure:
         panel.set_title(log)
         panel.grid(alpha=0.25)
     panels[0, 0].set_ylim(0.98, THRASHING)
-    figure.supxlabel("budget / peak")
-    figure.supylabel("compute / compute without a budget")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=6, frameon=False)
+    name_axes(figure, panels, "budget / peak", "compute / compute without a budget", ncols=6)
     return figure
 
 

@@ -27,7 +27,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bench.studies.job_logs import job_logs
-from bench.studies.panels import panel_grid
+from bench.studies.panels import name_axes, panel_grid
 from bench.studies.published import THRASHING, published_logs
 from bench.studies.study import Document, Options, Study
 from dtr_alloc import heuristics
@@ -319,10 +319,9 @@ def _draw_overheads(document: Document) -> Figure:
         panel.set_title(log if logs == "published" else f"{log} (job)", fontsize=9)
         panel.grid(alpha=0.25)
     panels[0, 0].set_ylim(0.98, THRASHING)
-    figure.supxlabel("budget, % of the peak")
-    figure.supylabel("compute / compute without a budget")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
+    name_axes(
+        figure, panels, "budget, % of the peak", "compute / compute without a budget", ncols=4
+    )
     return figure
 
 

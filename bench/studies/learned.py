@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bench.studies.panels import panel_grid
+from bench.studies.panels import name_axes, panel_grid
 from bench.studies.published import THRASHING, published_logs
 from bench.studies.study import Document, Options, Study
 from dtr_alloc.oplog import Program, repeated
@@ -66,10 +66,8 @@ def draw(document: Document) -> Mapping[str, Figure]:
             panel.plot(ratios, costs, label=key, color=color, marker=marker, ms=4)
         panel.set_title(f"{log} ({of_log[0]['operators']} operators)", fontsize=10)
         panel.grid(alpha=0.25)
-    figure.supxlabel("budget / peak without a budget")
-    figure.supylabel("additional compute of a step, with moves")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False)
+    x, y = "budget / peak without a budget", "additional compute of a step, with moves"
+    name_axes(figure, panels, x, y, ncols=2)
     return {"": figure}
 
 

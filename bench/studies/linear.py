@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.studies import chain_bounds
 from bench.studies.linear_network import BUDGETS, linear_network
-from bench.studies.palette import COLORS
+from bench.studies.panels import COLORS
 from bench.studies.study import Document, Options, Study
 from dtr_alloc.simulation.simulate import run_log
 

@@ -1,11 +1,27 @@
-"""A grid of equal panels, for pictures with one panel a log."""
+"""The colors of the presets, and a grid of equal panels, for pictures with one panel a log."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+COLORS: Mapping[str, str] = {
+    "dtr-full": "#0072b2",
+    "dtr-eqclass": "#56b4e9",
+    "dtr-local": "#e69f00",
+    "lru": "#d55e00",
+    "largest": "#8c564b",
+    "random": "#7f7f7f",
+    "msps": "#009e73",
+    "estar": "#cc79a7",
+    "megengine": "#b8a300",
+    "coop": "#5e3c99",
+    "marginal": "#000000",
+}
 
 
 def panel_grid(
@@ -24,3 +40,11 @@ def panel_grid(
     for empty in panels.flat[count:]:
         empty.set_axis_off()
     return figure, panels
+
+
+def name_axes(figure: Figure, panels: Any, x: str, y: str, ncols: int) -> None:
+    """Names the axes that the panels share, and the lines of the first one above them all."""
+    figure.supxlabel(x)
+    figure.supylabel(y)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=ncols, frameon=False)

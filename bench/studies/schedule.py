@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.studies import schedules
 from bench.studies.job_logs import job_logs
-from bench.studies.palette import COLORS
-from bench.studies.panels import panel_grid
+from bench.studies.panels import COLORS, name_axes, panel_grid
 from bench.studies.published import THRASHING, published_logs
 from bench.studies.study import Document, Options, Study
 from dtr_alloc.oplog import Program
@@ -112,10 +111,8 @@ def draw(document: Document) -> Mapping[str, Figure]:
     first.set_ylim(-0.001, document["thrashing"] - 1)
     ticks = (0, 0.005, 0.01, 0.03, 0.1, 0.3, 1.0)
     first.set_yticks(ticks, [f"{100 * tick:g} %" for tick in ticks])
-    figure.supxlabel("budget / peak without a budget")
-    figure.supylabel("additional compute (logarithmic from 1 % on)")
-    handles, labels = first.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(_LINES), frameon=False)
+    x, y = "budget / peak without a budget", "additional compute (logarithmic from 1 % on)"
+    name_axes(figure, panels, x, y, ncols=len(_LINES))
     return {"": figure}
 
 

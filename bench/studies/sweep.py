@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bench.studies.job_logs import JOBS, job_logs
-from bench.studies.palette import COLORS
-from bench.studies.panels import panel_grid
+from bench.studies.panels import COLORS, name_axes, panel_grid
 from bench.studies.published import THRASHING, published_logs
 from bench.studies.study import Document, Options, Study
 from dtr_alloc import heuristics
@@ -136,10 +135,7 @@ def _picture(rows: Sequence[Sequence[Any]], logs: str) -> Figure:
         panel.grid(alpha=0.25)
     panels[0, 0].set_ylim(0.98, THRASHING)
     panels[0, 0].set_xlim(0.08, 1.02)
-    figure.supxlabel(_BUDGETS[logs])
-    figure.supylabel("compute / compute without a budget")
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=6, frameon=False)
+    name_axes(figure, panels, _BUDGETS[logs], "compute / compute without a budget", ncols=6)
     return figure
 
 
