@@ -8,20 +8,23 @@
 
 #include <cstdint>
 
-#include "dtr_alloc.h"
-
 namespace dtr {
+
+// What a job has computed: its own operators, what was computed again, and of that what had been
+// computed again before.
+struct Computed {
+  int64_t own_ns = 0, again_ns = 0, twice_ns = 0;
+  Computed operator-(const Computed& earlier) const {
+    return {own_ns - earlier.own_ns, again_ns - earlier.again_ns, twice_ns - earlier.twice_ns};
+  }
+};
 
 class RepeatRate {
  public:
   // An operator ran, for the first time or again.
-  void note(const dtr_engine_stats& stats) {
-    const auto own = static_cast<int64_t>(stats.total_cost_ns);
-    const auto twice = static_cast<int64_t>(stats.twice_cost_ns);
-    own_ns_ += static_cast<double>(own - own_before_);
-    twice_ns_ += static_cast<double>(twice - twice_before_);
-    own_before_ = own;
-    twice_before_ = twice;
+  void note(const Computed& lately) {
+    own_ns_ += static_cast<double>(lately.own_ns);
+    twice_ns_ += static_cast<double>(lately.twice_ns);
     if (++noted_ % kHalfLife != 0) return;
     own_ns_ /= 2;
     twice_ns_ /= 2;
@@ -43,7 +46,6 @@ class RepeatRate {
   static constexpr double kHigh = 0.45;
 
   double own_ns_ = 0, twice_ns_ = 0;  // halved now and then
-  int64_t own_before_ = 0, twice_before_ = 0;
   uint64_t noted_ = 0;
 };
 

@@ -121,14 +121,19 @@ std::string Engine::slowness() const {
 // Where the marginal cost is far too low, the score of the DTR paper takes over: e*, plain staleness.
 // A job that has become so slow that it had better end is told so, once (thrash_guard.h).
 void Engine::look_at_repeats(Transaction& call) {
-  repeat_rate_.note(environment_.stats);
+  const dtr_engine_stats& stats = environment_.stats;
+  const Computed computed{static_cast<int64_t>(stats.total_cost_ns),
+                          static_cast<int64_t>(stats.recompute_cost_ns),
+                          static_cast<int64_t>(stats.twice_cost_ns)};
+  const Computed lately = computed - std::exchange(computed_, computed);
+  repeat_rate_.note(lately);
   if (repeat_rate_.is_high() && cost_model_.needs().shares) {
     options_.heuristic.cost = DTR_COST_NEIGHBORHOOD;
     options_.heuristic.staleness_exponent = 1;
     rescore();
     guard_.forgive();
   }
-  if (!guard_.note(environment_.stats, coach_ ? coach_->step_ns() : 0)) return;
+  if (!guard_.note(lately, coach_ ? coach_->step_ns() : 0)) return;
   std::fprintf(stderr, "%s %s\n", slowness().c_str(), advice(call, nullptr).c_str());
 }
 
@@ -152,7 +157,7 @@ void Engine::rescore() {
 void Engine::follow_plan(StepPlan plan) {
   Transaction call(*this);
   plan_.follow(std::move(plan), true);
-  if (plan_.wants_moves()) move_held(call);
+  plan_executor_.move_held(call);
 }
 
 void Engine::connect(const dtr_framework* framework) {
@@ -200,7 +205,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   thread_local std::string text;
   void* address = nullptr;
   dtr_pool* pool = pool_of(device_type, device_index);
-  if (plan_.is_on() && !arena) address = allocate_as_planned(pool, size_bytes, stream);
+  if (plan_.is_on() && !arena) address = plan_executor_.allocate(pool, size_bytes, stream);
   if (address)
     *status = DTR_OK;
   else if (arena)
@@ -225,146 +230,6 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   }
   *message = text.c_str();
   return nullptr;
-}
-
-// Null if the plan says nothing, or the place cannot be had (A3 of step_plan.h).
-void* Engine::allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t stream) {
-  if (size_bytes == 0) return nullptr;
-  uint64_t offset = StepPlan::kNowhere;
-  {
-    std::lock_guard<EngineMutex> lock(mutex_);
-    if (!capture_.is_under_way()) offset = plan_.next(size_bytes);
-  }
-  if (offset == StepPlan::kNowhere) return nullptr;
-  const ScopedTimer spent(room_ns_of_thread());
-  Device& device = devices_.with(pool);
-  const auto* const wanted = reinterpret_cast<const void*>(device.base + offset);
-  thread_local std::vector<void*> in_the_way;
-  void* address = nullptr;
-  const auto attempt = [&] {
-    return try_at(pool, size_bytes, stream, wanted, &in_the_way, &address) == DTR_OK;
-  };
-  if (!attempt()) return nullptr;
-  if (!address && !in_the_way.empty()) {
-    bool is_clear = false;
-    {
-      Deferred deferred(environment_, dead_, mutex_);
-      std::unique_lock<EngineMutex> lock(mutex_);
-      is_clear = clear(device, wanted, size_bytes, in_the_way, deferred, lock);
-    }
-    if (is_clear && !attempt()) return nullptr;
-  }
-  std::lock_guard<EngineMutex> lock(mutex_);
-  ++(address ? environment_.stats.planned : environment_.stats.plan_misses);
-  return address;
-}
-
-// Evicts what lies in these blocks, which are in the way of [begin, end), or has it make way. False,
-// and nothing is evicted, if something can do neither.
-bool Engine::clear(Device& device, const void* begin, uint64_t size_bytes,
-                   const std::vector<void*>& in_the_way, Deferred& deferred,
-                   std::unique_lock<EngineMutex>& lock) {
-  search_.grow_up(device);
-  for (const void* address : in_the_way)
-    if (!graph_.by_address.find(address)) return false;
-  const void* const end = static_cast<const char*>(begin) + size_bytes;
-  for (const void* address : in_the_way) {
-    Storage* storage = graph_.by_address.find(address);
-    if (!storage || (is_candidate(storage) && search_.is_free_to_go(storage))) continue;
-    if (!make_way(storage, begin, end, deferred)) return false;
-  }
-  std::vector<Storage*> victims;  // those that did not go with the others
-  for (const void* address : in_the_way)
-    if (Storage* storage = graph_.by_address.find(address); storage && is_candidate(storage))
-      victims.push_back(storage);
-  size_t evicted = 0;
-  if (!victims.empty()) evictor_.evict_all(victims, deferred, lock, &evicted);
-  return true;
-}
-
-// A dead constant goes if what needs it is dead, too, or takes no more as a constant. Else it moves.
-bool Engine::make_way(Storage* storage, const void* begin, const void* end, Deferred& deferred) {
-  if (storage->kept >= 0 && storage->locks == 0 &&
-      dead_.settle(storage, storage->size_bytes, deferred))
-    return true;
-  return environment_.options.moving && mover_.move(storage, begin, end, false, deferred);
-}
-
-// A2 of step_plan.h. wanted: what somebody asked for now, and may not have locked.
-void Engine::evict_last_used(const PlanFollower::Running& ran, Transaction& call,
-                             const Storage* wanted) {
-  if (!plan_.is_on()) return;
-  plan_.take_last_used(ran, &last_used_);
-  for (const void* address : last_used_) {
-    Storage* storage = graph_.by_address.find(address);
-    if (storage && storage != wanted && is_candidate(storage) && search_.is_free_to_go(storage))
-      evictor_.give_up(storage, EvictionCause::room, call.deferred);
-  }
-}
-
-// A4 of step_plan.h.
-void Engine::move_held(Transaction& call) {
-  const std::vector<StepPlan::Held> all = plan_.held();  // another thread may follow another plan
-  bool are_there = true;
-  for (const StepPlan::Held& held : all) {
-    Storage* storage = graph_.by_handle.find(held.handle);
-    if (!storage || !storage->live || storage->state != State::resident) continue;
-    const uint64_t base = devices_.of(storage).base;
-    const auto* const address = reinterpret_cast<const void*>(base + held.offset);
-    are_there &= storage->address == address || move_held(storage, address, call);
-  }
-  plan_.tried_moves(are_there);
-}
-
-// Out of [begin, end), which is partly its own place. Room is made for it as for any request.
-bool Engine::move_aside(Storage* storage, const void* begin, const void* end, Transaction& call) {
-  if (mover_.move(storage, begin, end, false, call.deferred)) return true;
-  const void* const handle = storage->handle;
-  dtr_pool* const pool = devices_.of(storage).pool;
-  const uint64_t stream = mover_.stream_of_move(storage);
-  // What is in both may be as much as the two are apart.
-  const auto apart =
-      std::abs(static_cast<const char*>(begin) - static_cast<char*>(storage->address));
-  const uint64_t bytes = storage->size_bytes + static_cast<uint64_t>(apart);
-  ++storage->locks;
-  call.lock.unlock();
-  call.deferred.free_blocks();
-  void* room = nullptr;
-  const int32_t status = dtr_pool_allocate(pool, bytes, stream, &room);
-  dtr_pool_free(pool, room);
-  call.lock.lock();
-  lifecycle_.unlock(storage, call.deferred);
-  return status == DTR_OK && graph_.by_handle.find(handle) == storage &&
-         mover_.move(storage, begin, end, false, call.deferred);
-}
-
-bool Engine::move_held(Storage* storage, const void* address, Transaction& call) {
-  std::vector<void*> in_the_way;
-  const auto* const end = static_cast<const char*>(address) + storage->size_bytes;
-  const auto fits = [&] { return mover_.move_at(storage, address, &in_the_way, call.deferred); };
-  if (fits()) return true;
-  // What is in use, such as gradients, may be dear to compute again by now.
-  for (const void* other_address : in_the_way) {
-    Storage* other = graph_.by_address.find(other_address);
-    if (other && other != storage && other->live)
-      mover_.move(other, address, end, false, call.deferred);
-  }
-  if (fits()) return true;
-  if (in_the_way.empty()) return false;
-  // It may be in its own way.
-  const auto own = std::find(in_the_way.begin(), in_the_way.end(), storage->address);
-  if (own != in_the_way.end()) {
-    in_the_way.erase(own);
-    if (!move_aside(storage, address, end, call)) return false;
-  }
-  ++storage->locks;  // its record stays
-  const bool is_clear = clear(devices_.of(storage), address, storage->size_bytes, in_the_way,
-                              call.deferred, call.lock);
-  call.lock.unlock();
-  call.deferred.free_blocks();
-  call.lock.lock();
-  lifecycle_.unlock(storage, call.deferred);
-  return is_clear && graph_.by_handle.find(storage->handle) == storage && fits();
 }
 
 // ---- what the framework tells ----

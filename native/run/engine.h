@@ -26,6 +26,7 @@
 #include "coach.h"
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
+#include "engine_call.h"
 #include "eviction/compaction.h"
 #include "eviction/evictor.h"
 #include "eviction/move.h"
@@ -47,6 +48,7 @@
 #include "memory_use.h"
 #include "op_recorder.h"
 #include "oplog/op_log_recorder.h"
+#include "plan_executor.h"
 #include "policy/cost_model.h"
 #include "policy/costs.h"
 #include "policy/devices.h"
@@ -161,12 +163,9 @@ class Engine final {
   void check_invariants();
 
  private:
-  // A call under the mutex. What it defers happens after the mutex is released.
-  struct Transaction {
+  struct Transaction : EngineCall {
     explicit Transaction(Engine& engine)
-        : deferred(engine.environment_, engine.dead_, engine.mutex_), lock(engine.mutex_) {}
-    Deferred deferred;
-    std::unique_lock<EngineMutex> lock;
+        : EngineCall(engine.environment_, engine.dead_, engine.mutex_) {}
   };
   // What a pool's callback gets.
   struct RoomCaller {
@@ -175,17 +174,7 @@ class Engine final {
   };
 
   void take(const dtr_engine_options& options);
-  void* allocate_as_planned(dtr_pool* pool, uint64_t size_bytes, uint64_t stream);
-  bool clear(Device& device, const void* begin, uint64_t size_bytes,
-             const std::vector<void*>& in_the_way, Deferred& deferred,
-             std::unique_lock<EngineMutex>& lock);
-  bool make_way(Storage* storage, const void* begin, const void* end, Deferred& deferred);
   void note_pins(void* handle, uint32_t pins);
-  void evict_last_used(const PlanFollower::Running& ran, Transaction& call,
-                       const Storage* wanted = nullptr);
-  void move_held(Transaction& call);
-  bool move_held(Storage* storage, const void* address, Transaction& call);
-  bool move_aside(Storage* storage, const void* begin, const void* end, Transaction& call);
   void keep_spare(uint64_t tensors) const;
   void start(Frame& frame, Transaction& call);
   void begin_within(Frame& frame);
@@ -227,11 +216,13 @@ class Engine final {
                    evictor_, compactor_, repeat_rate_}};
   MemoryUse memory_use_{environment_, graph_, capture_, swap_space_};
   RepeatCounts repeat_counts_;
+  Computed computed_;  // by the last look at repeats
   RepeatRate repeat_rate_;
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
   PlanFollower plan_;
-  std::vector<void*> last_used_;  // buffer of evict_last_used()
+  PlanExecutor plan_executor_{{mutex_, environment_, graph_, devices_, capture_, lifecycle_, dead_,
+                               search_, mover_, evictor_, plan_}};
   CostTable costs_;
   Rematerializer rematerializer_{{environment_, graph_, lifecycle_, streams_, contents_, dead_,
                                   verifier_, waiting_, hints_, plan_}};

@@ -42,7 +42,7 @@ int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_
   Transaction call(*this);
   keep_spare(tensors);
   // Now and not when the step before ended: what it made may have been dropped since.
-  if (plan_.is_on() && plan_.wants_moves()) move_held(call);
+  plan_executor_.move_held(call);
   const int32_t need = recorder_.begin(frame, tensors, flags, op_key, call.deferred);
   if (!(need & DTR_NEED_WORK)) start(frame, call);
   return need;
@@ -69,7 +69,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   Transaction call(*this);
   if (results > kManyResults) keep_spare(results);
   const int64_t id = recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
-  evict_last_used(ran, call);
+  plan_executor_.evict_last_used(ran, call);
   if (coach_) coach_->op_ended(call.deferred, call.lock);
   memory_use_.look_for_peak();
   look_at_repeats(call);
@@ -173,7 +173,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   rematerializer_.retain(held, call.deferred);
   call.lock.lock();
   rematerializer_.commit(frame.remat, held, tensors, results, call.deferred);
-  evict_last_used(ran, call, target);
+  plan_executor_.evict_last_used(ran, call, target);
   if (coach_) coach_->ran_again();
   look_at_repeats(call);
 }

@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "dtr_alloc.h"
+#include "policy/repeat_rate.h"
 
 namespace dtr {
 
@@ -28,19 +28,14 @@ class ThrashGuard {
 
   // step_ns: the cost of a step's first executions; 0: that of the last operators stands for it.
   // True if it is time to warn, or too late.
-  bool note(const dtr_engine_stats& stats, int64_t step_ns) {
-    const auto own = static_cast<int64_t>(stats.total_cost_ns) - own_ns_;
-    const auto again = static_cast<int64_t>(stats.recompute_cost_ns) - again_ns_;
-    own_ns_ += own;
-    again_ns_ += again;
-    if (!is_on() || own + again == 0) return false;
-    stretch(own);
-    debt_ns_ = std::max(
-        0.0, debt_ns_ + static_cast<double>(again) - (most_ - 1) * static_cast<double>(own));
-    if (debt_ns_ == 0) {
-      begin_own_ns_ = own_ns_;
-      begin_again_ns_ = again_ns_;
-    }
+  bool note(const Computed& lately, int64_t step_ns) {
+    if (!is_on() || lately.own_ns + lately.again_ns == 0) return false;
+    stretch(lately.own_ns);
+    own_ns_ += lately.own_ns;
+    again_ns_ += lately.again_ns;
+    debt_ns_ = std::max(0.0, debt_ns_ + static_cast<double>(lately.again_ns) -
+                                 (most_ - 1) * static_cast<double>(lately.own_ns));
+    if (debt_ns_ == 0) own_ns_ = again_ns_ = 0;
     stretch_ns_ = std::max<int64_t>(step_ns > 0 ? step_ns : earlier_ns_ + lately_ns_, kLeast);
     const double most_ns = (most_ - 1) * static_cast<double>(stretch_ns_);
     is_over_ = debt_ns_ > most_ns;
@@ -52,15 +47,13 @@ class ThrashGuard {
   bool is_over() const { return is_over_; }
   // How often what ran since the debt began was computed, or a step, if that is more.
   double slowness() const {
-    return 1 + static_cast<double>(again_ns_ - begin_again_ns_) /
-                   static_cast<double>(std::max(own_ns_ - begin_own_ns_, stretch_ns_));
+    return 1 + static_cast<double>(again_ns_) / static_cast<double>(std::max(own_ns_, stretch_ns_));
   }
   // The job has been told.
   void forgive() {
     debt_ns_ = 0;
     is_over_ = false;
-    begin_own_ns_ = own_ns_;
-    begin_again_ns_ = again_ns_;
+    own_ns_ = again_ns_ = 0;
   }
 
  private:
@@ -80,8 +73,7 @@ class ThrashGuard {
   }
 
   double most_ = 0;
-  int64_t own_ns_ = 0, again_ns_ = 0;              // since the engine's creation
-  int64_t begin_own_ns_ = 0, begin_again_ns_ = 0;  // when the debt began
+  int64_t own_ns_ = 0, again_ns_ = 0;  // since the debt began
   int64_t earlier_ns_ = 0, lately_ns_ = 0;
   int64_t stretch_ns_ = kLeast;
   uint32_t lately_ = 0;
