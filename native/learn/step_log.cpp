@@ -1,21 +1,16 @@
-// step_log.cpp: see step_log.h.
 #include "step_log.h"
 
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "dtr/op_log.h"
+#include "policy/repetition.h"
 #include "simulate/program.h"
 
 namespace dtr {
 
 namespace {
 
-// A step may leave this share of the most memory more, or less, than it found; and it has that much
-// more in use at some point. (What fills parameters one after the other repeats, too.)
-constexpr double kBalance = 0.005;
-constexpr double kSwing = 0.05;
 // What repeats is the job's step only if it fills this share of what was recorded.
 constexpr uint64_t kShare = 4;
 // So many are played at most.
@@ -179,40 +174,30 @@ void StepLog::append(const std::vector<int64_t>& records) {
   }
 }
 
-// Z[p] of the reversed sequence of hashes (Gusfield, 1997): how far what is read backwards from the
-// p-th last operator is the same as from the last one. A step of p operators has been repeated if
-// that is p and more.
+// Backwards from the last operator: a step of p operators has been repeated if what is read from the
+// p-th on is the same for p and more.
 StepLog::Repetition StepLog::repetition() const {
   const uint64_t count = operators_.size();
-  const auto hash = [&](uint64_t i) { return operators_[count - 1 - i].hash; };
-  const auto live = [&](uint64_t i) {
-    return static_cast<double>(operators_[count - 1 - i].live_bytes);
-  };
-  double most = 0;
-  for (const Operator& of : operators_) most = std::max(most, static_cast<double>(of.live_bytes));
-  std::vector<uint64_t> z(count, 0);
+  const auto from_last = [&](uint64_t i) -> const Operator& { return operators_[count - 1 - i]; };
+  const auto live = [&](uint64_t i) { return from_last(i).live_bytes; };
+  uint64_t most = 0;
+  for (const Operator& of : operators_) most = std::max(most, of.live_bytes);
+  const std::vector<uint64_t> same =
+      same_as_beginning(count, [&](uint64_t i) { return from_last(i).hash; });
   // Of the operators 1 to i: the most in use after one, and the one with the least, the farthest of
   // several. They grow with i, as looking through each period would take the square of a loop.
-  double high = 0;
-  uint64_t low = 1;
-  for (uint64_t i = 1, left = 0, right = 0; i < count; ++i) {
-    if (i < right) z[i] = std::min(right - i, z[i - left]);
-    while (i + z[i] < count && hash(z[i]) == hash(i + z[i])) ++z[i];
-    if (i + z[i] > right) {
-      left = i;
-      right = i + z[i];
-    }
+  uint64_t high = 0, low = 1;
+  for (uint64_t i = 1; i < count; ++i) {
     high = std::max(high, live(i));
     const uint64_t low_within = low;
     if (live(i) <= live(low)) low = i;
     // What dies behind the last operator may do so because the job ends: that a step earlier counts.
-    if (i == 1 || z[i] < i || kShare * (i + z[i]) < count ||
-        std::abs(live(1) - live(i + 1)) > kBalance * most)
+    if (i == 1 || same[i] < i || kShare * (i + same[i]) < count ||
+        !is_balanced(live(i + 1), live(1), most) || !swings(live(low), high, most))
       continue;
-    if (high - live(low) < kSwing * most) continue;
     // The point before the period's first operator is the same as that behind its last.
     const uint64_t behind = live(i) < live(low_within) ? 0 : low_within;
-    return {i, count - behind, (i + z[i] - behind) / i};
+    return {i, count - behind, (i + same[i] - behind) / i};
   }
   return {};
 }

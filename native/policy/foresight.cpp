@@ -1,8 +1,8 @@
-// foresight.cpp: see foresight.h.
 #include "foresight.h"
 
 #include <algorithm>
-#include <cmath>
+
+#include "repetition.h"
 
 namespace dtr {
 
@@ -58,7 +58,6 @@ bool Foresight::ran(uint64_t signature, int64_t own_ns, int64_t cost_ns) {
 void Foresight::find_lag() {
   const uint64_t now = base_ + ran_.size() - 1;
   const Ran& last = ran_.back();
-  const auto most_live_bytes = static_cast<double>(most_live_bytes_);
   uint64_t longest = kContext - 1, looks = 0;
   uint64_t since = now + 1, high = last.live_bytes, low = high;
   for (uint64_t entry = last.before; entry > base_ && ++looks < kMostLooks;
@@ -71,10 +70,8 @@ void Foresight::find_lag() {
       high = std::max(high, op(since).live_bytes);
       low = std::min(low, op(since).live_bytes);
     }
-    if (static_cast<double>(high - low) < kSwing * most_live_bytes) continue;
-    if (other.context != last.context) continue;
-    if (std::abs(static_cast<double>(last.live_bytes) - static_cast<double>(other.live_bytes)) >
-        kBalance * most_live_bytes)
+    if (other.context != last.context || !swings(low, high, most_live_bytes_) ||
+        !is_balanced(other.live_bytes, last.live_bytes, most_live_bytes_))
       continue;
     uint64_t length = 0;
     while (length < kLongest && then - length >= base_ && then >= length &&

@@ -5,9 +5,7 @@
 // that runs now stands for the one that ran `lag` operators ago. What that one's tensors were used
 // for next says when this one's will be. Nobody has to say where a step begins.
 //
-//  E1  The lag is that of the longest repetition, and only where the job held as much memory as it
-//      holds now, and more or less in between. (The layers of a network repeat each other, too; but
-//      what a layer has made stays.)
+//  E1  The lag is that of the longest repetition that is a step or several (repetition.h).
 //  E2  The first operator that does not match ends it, and the score goes back to staleness. What
 //      repeats is looked for at every operator from then on.
 //  E3  Time is the job's own compute. Between two uses of a storage the time until the next one only
@@ -60,8 +58,6 @@ class Foresight {
   static constexpr uint64_t kSlots = 1 << 14;     // of contexts
   static constexpr uint64_t kMostLooks = 2048;    // at operators of the same context
   static constexpr uint64_t kLongest = 4096;      // repetitions count for no more
-  static constexpr double kBalance = 0.005;       // E1: of the most memory
-  static constexpr double kSwing = 0.05;          // likewise
   static constexpr uint64_t kNever = UINT64_MAX;
 
   const Ran& op(uint64_t number) const { return ran_[number - base_]; }

@@ -1,10 +1,11 @@
-// step_plan.cpp: see step_plan.h.
 #include "step_plan.h"
 
 #include <algorithm>
 #include <iterator>
 #include <tuple>
 #include <utility>
+
+#include "policy/repetition.h"
 
 namespace dtr {
 
@@ -46,17 +47,15 @@ void PlanFollower::follow(StepPlan plan, bool at_beginning) {
   std::copy_if(plan_.calls.begin(), plan_.calls.end(), std::back_inserter(calls),
                [](uint64_t call) { return call != StepPlan::kSameCall; });
   // How far what comes before any other point of the round is the same as before its end.
-  size_t longest = 0;
   const size_t count = calls.size();
-  for (size_t end = 1; end < count; ++end) {
-    size_t same = 0;
-    while (same < count && calls[(end + count - 1 - same) % count] == calls[count - 1 - same])
-      ++same;
-    longest = std::max(longest, same);
-  }
-  const size_t needed = std::min(longest + 1, count);
+  const std::vector<uint64_t> same =
+      same_as_beginning(2 * count, [&](uint64_t i) { return calls[(2 * count - 1 - i) % count]; });
+  size_t needed = std::min<size_t>(count, 1);
+  for (size_t back = 1; back < count; ++back)
+    needed = std::min(count, std::max(needed, static_cast<size_t>(same[back]) + 1));
   ending_.assign(calls.end() - static_cast<std::ptrdiff_t>(needed), calls.end());
-  recent_.assign(needed, 0);
+  fallback_.assign(needed, 0);
+  for (size_t i = 1; i < needed; ++i) fallback_[i] = heard_after(fallback_[i - 1], ending_[i]);
   heard_ = 0;
   tries_ = kTries;
   is_on_ = count > 0;
@@ -74,14 +73,11 @@ void PlanFollower::step_begins(Op* op) const {
   running_of_thread() = {this, number_, op->planned_as, ++op->planned_runs, 0};
 }
 
-// A step begins where the last operators are those with which one ends.
-void PlanFollower::listen(uint64_t call) {
-  const size_t count = ending_.size();
-  recent_[heard_++ % count] = call;
-  if (heard_ < count || call != ending_.back()) return;
-  for (size_t i = 0; i < count; ++i)
-    if (recent_[(heard_ + i) % count] != ending_[i]) return;
-  at_ = 0;
+// So much of the ending has been heard after one more call (Knuth, Morris and Pratt, 1977).
+size_t PlanFollower::heard_after(size_t heard, uint64_t call) const {
+  while (heard > 0 && (heard == ending_.size() || ending_[heard] != call))
+    heard = fallback_[heard - 1];
+  return heard + (ending_[heard] == call);
 }
 
 void PlanFollower::ended(uint64_t signature, Op* op) {
@@ -92,7 +88,8 @@ void PlanFollower::ended(uint64_t signature, Op* op) {
       std::fill(addresses_.begin(), addresses_.end(), nullptr);
     }
     at_ = kLost;
-    listen(call);
+    heard_ = heard_after(heard_, call);
+    if (heard_ == ending_.size()) at_ = 0;
     return;
   }
   if (op) {

@@ -94,7 +94,7 @@ class PlanFollower {
   static constexpr uint64_t kLost = UINT64_MAX;
   static constexpr uint32_t kTries = 3;
   static constexpr size_t kFarAhead = 16;  // places
-  void listen(uint64_t call);
+  size_t heard_after(size_t heard, uint64_t call) const;
   void note(const Output& output, uint64_t op, uint32_t run);
   uint64_t next_ahead(uint64_t size_bytes);
 
@@ -107,10 +107,11 @@ class PlanFollower {
   uint64_t at_ = kLost;              // the operator that is next
   uint32_t tries_ = 0;               // that are left, to move what is held
   size_t ahead_ = 0;                 // the place from which on the next that is ahead is looked for
-  // The calls with which a step ends, as many as occur nowhere else in it; and the last ones of the
-  // job, round and round.
-  std::vector<uint64_t> ending_, recent_;
-  uint64_t heard_ = 0;
+  // The calls with which a step ends, as many as occur nowhere else in it; how many of them the last
+  // calls of the job are; and how many they still are where the next one is another.
+  std::vector<uint64_t> ending_;
+  size_t heard_ = 0;
+  std::vector<size_t> fallback_;
 };
 
 }  // namespace dtr
