@@ -1,4 +1,3 @@
-// layout.cpp: see layout.h.
 #include "layout.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// learner.cpp: see learner.h.
 #include "learner.h"
 
 #include <sys/resource.h>
@@ -296,7 +295,7 @@ uint64_t StepTuner::budget_bytes() const {
 
 // Memory that the program knows nothing of is taken from the budget; running_bytes are of the
 // operator that runs.
-Stage StepTuner::stage(uint64_t running_bytes) const {
+SimulatedMemory StepTuner::simulated_memory(uint64_t running_bytes) const {
   const Environment::Pool& of = parts_.environment.pools.front();
   dtr_pool_stats stats;
   dtr_pool_get_stats(of.pool, &stats);
@@ -308,41 +307,42 @@ Stage StepTuner::stage(uint64_t running_bytes) const {
   });
   known += running_bytes;
   const uint64_t unknown = stats.requested_bytes - std::min(stats.requested_bytes, known);
-  Stage stage;
-  stage.budget_bytes = stats.budget_bytes - std::min(stats.budget_bytes, unknown);
-  stage.chunk_bytes = stats.chunk_bytes;
-  stage.fixed = room.fixed;
-  stage.room_price = RoomPrice::of(of.device_type, stats.chunk_bytes);
+  SimulatedMemory memory;
+  memory.budget_bytes = stats.budget_bytes - std::min(stats.budget_bytes, unknown);
+  dtr_runtime_options& options = memory.options;
+  options.chunk_bytes = stats.chunk_bytes;
+  options.space = room.fixed ? DTR_SPACE_FIXED : DTR_SPACE_HEAP;
+  memory.room_price = RoomPrice::of(of.device_type, stats.chunk_bytes);
   const Device& device = parts_.devices.with(of.pool);
   if (parts_.environment.options.moving)
-    stage.move_bytes_per_s = kNsPerSecond * device.move_price.bytes_per_ns();
-  stage.swap_bytes = parts_.environment.options.swap_bytes;
-  stage.swap_out_bytes_per_s = kNsPerSecond * device.way_out.bytes_per_ns();
-  stage.swap_in_bytes_per_s = kNsPerSecond * device.way_in.bytes_per_ns();
-  stage.history_ops = parts_.environment.options.history_ops;
-  return stage;
+    options.move_bytes_per_s = kNsPerSecond * device.move_price.bytes_per_ns();
+  options.swap_bytes = parts_.environment.options.swap_bytes;
+  options.swap_out_bytes_per_s = kNsPerSecond * device.way_out.bytes_per_ns();
+  options.swap_in_bytes_per_s = kNsPerSecond * device.way_in.bytes_per_ns();
+  options.history_ops = parts_.environment.options.history_ops;
+  return memory;
 }
 
 // For plans: what is in the heap in every step, and what the slabs have then.
-void StepTuner::add_held(Stage& stage) const {
+void StepTuner::add_held(SimulatedMemory& memory) const {
   dtr_pool* pool = parts_.environment.pools.front().pool;
   dtr_pool_stats stats;
   dtr_pool_get_stats(pool, &stats);
-  stage.pool_bytes = stats.budget_bytes;
+  memory.pool_bytes = stats.budget_bytes;
   // What is dead and can be computed again is not needed, and a step's own constants go with it.
   const uint64_t last_number = log_.last_number_before_steps(step_);
   const auto is_held = [&](const Storage* storage) {
     return storage->log_number <= last_number &&
            (storage->live ? storage->log_number > 0 : !storage->parent);
   };
-  stage.slab_bytes = stats.allocated_bytes;
+  memory.slab_bytes = stats.allocated_bytes;
   for (const BlockInUse& block : blocks_in_use(parts_.graph, pool)) {
-    stage.slab_bytes -= std::min(stage.slab_bytes, block.size_bytes);
+    memory.slab_bytes -= std::min(memory.slab_bytes, block.size_bytes);
     Storage* storage = block.storage;
     if (storage && !is_held(storage)) continue;
     const bool moves = parts_.environment.options.moving && storage && storage->live &&
                        parts_.mover.is_movable(storage);
-    stage.held.push_back({block.offset, block.size_bytes, moves ? storage->handle : nullptr});
+    memory.held.push_back({block.offset, block.size_bytes, moves ? storage->handle : nullptr});
   }
   // What can be computed again may be gone just now. It moves to its place when it is back.
   for (const Storage* storage : parts_.graph.storages()) {
@@ -351,16 +351,16 @@ void StepTuner::add_held(Stage& stage) const {
         storage->live && is_held(storage);
     if (is_gone && parts_.environment.options.moving &&
         storage->size_bytes >= StepBlocks::kLeastBytes)
-      stage.held.push_back({0, storage->size_bytes, storage->handle});
+      memory.held.push_back({0, storage->size_bytes, storage->handle});
   }
   parts_.graph.by_address.for_each([&](const void* address, const Storage* storage) {
     const bool is_small = storage->size_bytes < StepBlocks::kLeastBytes;
     if (is_small && dtr_pool_contains(pool, address) && !is_held(storage))
-      stage.slab_bytes -= std::min(stage.slab_bytes, storage->size_bytes);
+      memory.slab_bytes -= std::min(memory.slab_bytes, storage->size_bytes);
   });
   if (slab_bytes_)
-    stage.slab_growth_bytes =
-        kGrowsOn * (stage.slab_bytes - std::min(stage.slab_bytes, *slab_bytes_));
+    memory.slab_growth_bytes =
+        kGrowsOn * (memory.slab_bytes - std::min(memory.slab_bytes, *slab_bytes_));
 }
 
 StepTuner::Next StepTuner::search(const Recording& of, Deferred& deferred,
@@ -372,9 +372,9 @@ StepTuner::Next StepTuner::search(const Recording& of, Deferred& deferred,
   }
   task_ = std::make_shared<Task>();
   task_->program = log_.last_steps(step_);
-  task_->stage = stage();
-  add_held(task_->stage);
-  if (step_.period > 0) slab_bytes_ = task_->stage.slab_bytes;
+  task_->memory = simulated_memory();
+  add_held(task_->memory);
+  if (step_.period > 0) slab_bytes_ = task_->memory.slab_bytes;
   stop_recording(deferred);
   const double now_ns = before_ * static_cast<double>(task_->program.cost_ns);
   const bool waits = parts_.environment.options.learn == DTR_LEARN_AT_ONCE;
@@ -458,7 +458,7 @@ void StepTuner::Task::start(Play play, bool gives_way) {
     if (gives_way) ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
     found.reset();
     try {
-      found = play(Rehearsal(program, stage, progress));
+      found = play(Rehearsal(program, memory, progress));
     } catch (const std::exception&) {
       // No memory for it: the job goes on as before.
     }
@@ -552,7 +552,8 @@ Coach::Advice StepTuner::advise(double most_slowness, const Shortage* at,
   last = {log_.operators(), {}};
   StepLog::Begun begun;
   if (at) begun.sizes = parts_.op_log.running_sizes();
-  const Stage played = stage(std::accumulate(begun.sizes.begin(), begun.sizes.end(), uint64_t{0}));
+  const SimulatedMemory played =
+      simulated_memory(std::accumulate(begun.sizes.begin(), begun.sizes.end(), uint64_t{0}));
   const uint64_t unknown = budget - played.budget_bytes;
   if (at && !at->recomputes) begun.sizes.push_back(at->requested);
   for (const Storage* storage : parts_.graph.storages())

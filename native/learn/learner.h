@@ -75,7 +75,7 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
     void end();
 
     JobProgram program;
-    Stage stage;
+    SimulatedMemory memory;
     SearchProgress progress;
     std::atomic<bool> is_done{false};
     std::optional<Rehearsal::Found> found;
@@ -165,8 +165,8 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
   bool can_play() const;
   bool is_asked() const;
   uint64_t budget_bytes() const;
-  Stage stage(uint64_t running_bytes = 0) const;
-  void add_held(Stage& stage) const;
+  SimulatedMemory simulated_memory(uint64_t running_bytes = 0) const;
+  void add_held(SimulatedMemory& memory) const;
   EvictionPolicy policy() const;
   Mark now() const;
   Mark now_with_room() const;

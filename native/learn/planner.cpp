@@ -1,4 +1,3 @@
-// planner.cpp: see planner.h.
 #include "planner.h"
 
 #include <algorithm>

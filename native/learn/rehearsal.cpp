@@ -1,4 +1,3 @@
-// rehearsal.cpp: see rehearsal.h.
 #include "rehearsal.h"
 
 #include <algorithm>
@@ -119,20 +118,13 @@ uint32_t Rehearsal::candidates() { return std::size(kChoices); }
 
 dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
                                           double most_ns) const {
-  dtr_runtime_options options{};
+  dtr_runtime_options options = memory_.options;
   options.common.heuristic = policy.heuristic;
   options.common.dealloc = static_cast<int32_t>(policy.dealloc);
   options.common.budget_bytes = budget_bytes;
   const auto own_ns = static_cast<double>(std::max<int64_t>(program_.cost_ns, 1));
   options.common.max_recompute = static_cast<int64_t>(std::min(most_ns, kHopeless * own_ns));
-  options.space = stage_.fixed ? DTR_SPACE_FIXED : DTR_SPACE_HEAP;
-  options.history_ops = stage_.history_ops;
   options.room = policy.room;
-  options.chunk_bytes = stage_.chunk_bytes;
-  options.move_bytes_per_s = stage_.move_bytes_per_s;
-  options.swap_bytes = stage_.swap_bytes;
-  options.swap_out_bytes_per_s = stage_.swap_out_bytes_per_s;
-  options.swap_in_bytes_per_s = stage_.swap_in_bytes_per_s;
   return options;
 }
 
@@ -142,18 +134,19 @@ double Rehearsal::repeats(const Simulation& run) const {
 }
 
 double Rehearsal::search_ns(const Simulation& run) const {
-  return stage_.room_price.search_ns * static_cast<double>(run.result.searches);
+  return memory_.room_price.search_ns * static_cast<double>(run.result.searches);
 }
 
 double Rehearsal::cost_ns(const Simulation& run) const {
   // A pool that maps nothing says nothing of chunks.
-  const uint64_t filled = program_.counted_from > 0
-                              ? 0
-                              : run.result.peak_bytes / std::max<uint64_t>(stage_.chunk_bytes, 1);
+  const uint64_t filled =
+      program_.counted_from > 0
+          ? 0
+          : run.result.peak_bytes / std::max<uint64_t>(memory_.options.chunk_bytes, 1);
   const uint64_t maps = run.result.mapped_chunks;
   return static_cast<double>(run.result.remat_cost + run.result.swap_cost + run.result.move_cost) +
-         stage_.room_price.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
-         stage_.room_price.remap_ns * static_cast<double>(run.result.remaps);
+         memory_.room_price.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
+         memory_.room_price.remap_ns * static_cast<double>(run.result.remaps);
 }
 
 Rehearsal::Allowance Rehearsal::allow(uint64_t work) const {
@@ -179,7 +172,7 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
 }
 
 std::optional<Rehearsal::Found> Rehearsal::usual(const EvictionPolicy& policy) const {
-  return play(policy, stage_.budget_bytes, std::numeric_limits<double>::infinity(), UINT64_MAX);
+  return play(policy, memory_.budget_bytes, std::numeric_limits<double>::infinity(), UINT64_MAX);
 }
 
 // None if it fails, or costs as much as most_ns.
@@ -187,7 +180,7 @@ std::optional<Rehearsal::Found> Rehearsal::play_near(const EvictionPolicy& polic
                                                      const Allowance& allowance) const {
   Found sum{policy, 0, 0, 0};
   for (const double share : kShares) {
-    const auto budget = static_cast<uint64_t>(share * static_cast<double>(stage_.budget_bytes));
+    const auto budget = static_cast<uint64_t>(share * static_cast<double>(memory_.budget_bytes));
     const std::optional<Found> found =
         play(policy, budget, kPlays * most_ns - sum.cost_ns, work_of_play(allowance));
     if (!found) return std::nullopt;
@@ -235,7 +228,8 @@ std::optional<Rehearsal::Found> Rehearsal::plan_of(Schedule schedule, Trajectory
   const uint64_t period = program_.counted_from;
   for (uint32_t tries = 0; is_left(allowance); ++tries) {
     const StepBlocks step(trajectory, period, period);
-    const uint64_t limit = limit_of(step, stage_.pool_bytes), needed = step.bytes_with(stage_.held);
+    const uint64_t limit = limit_of(step, memory_.pool_bytes),
+                   needed = step.bytes_with(memory_.held);
     const uint64_t spare = limit - std::min(limit, needed);
     const bool has_spare =
         tries == 0 && static_cast<double>(spare) > kSpare * static_cast<double>(limit);
@@ -272,7 +266,7 @@ std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
   for (const EvictionPolicy& policy : first) {
     if (!has_steps() || !is_left(allowance)) break;
     ++progress_.tried;
-    const Schedule schedule{policy, stage_.budget_bytes, 0};
+    const Schedule schedule{policy, memory_.budget_bytes, 0};
     Trajectory played;
     const std::optional<double> again_ns =
         play_bytes(schedule, best ? best->again_ns : most_ns, work_of_play(allowance), &played);
@@ -285,7 +279,8 @@ std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
   if (best) found = plan_of(*best, std::move(trajectory), most_ns, allowance);
   // A plan does what it promises, and leaves little for a policy to gain, but where policies may swap,
   // or memory for addresses is short.
-  if (found && stage_.swap_bytes == 0 && found->cost_ns <= best->again_ns + kLeastGain * own_ns)
+  if (found && memory_.options.swap_bytes == 0 &&
+      found->cost_ns <= best->again_ns + kLeastGain * own_ns)
     return found;
   first.push_back(usual);
   const double most_of_policy = found ? found->cost_ns : usual_ns - kLeastGain * own_ns;
@@ -310,7 +305,7 @@ std::optional<Rehearsal::Found> Rehearsal::wider(const Found& known) const {
     size_t fit = 0, dear = 0;
     for (const double share : kPlanShares) {
       if (!is_left(of_plans) || fit == kMostOfPolicy || dear == kMostDear) break;
-      const double bytes = share * static_cast<double>(stage_.budget_bytes);
+      const double bytes = share * static_cast<double>(memory_.budget_bytes);
       Schedule schedule{policy, static_cast<uint64_t>(bytes), 0};
       Trajectory trajectory;
       const uint64_t before = worked_, most_work = work_of_play(of_plans);
@@ -328,7 +323,7 @@ std::optional<Rehearsal::Found> Rehearsal::wider(const Found& known) const {
     }
   }
   std::optional<Found> planned = plan_by(schedules, most_ns);
-  if ((planned || known.has_plan()) && stage_.swap_bytes == 0) return planned;
+  if ((planned || known.has_plan()) && memory_.options.swap_bytes == 0) return planned;
   const double gain_ns = known.has_plan() ? 0 : kLeastGain * own_ns;
   const Allowance of_policies = allow(work);
   const double most_of_policy = planned ? planned->cost_ns : known.cost_ns - gain_ns;
@@ -411,14 +406,14 @@ std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
 }
 
 bool Rehearsal::has_room_for(const StepBlocks& step) const {
-  return step.bytes_with(stage_.held) <= limit_of(step, stage_.pool_bytes);
+  return step.bytes_with(memory_.held) <= limit_of(step, memory_.pool_bytes);
 }
 
 uint64_t Rehearsal::limit_of(const StepBlocks& step, uint64_t budget_bytes) const {
   const auto slabs = static_cast<uint64_t>(
-      kSlabSlack * static_cast<double>(stage_.slab_bytes + step.small_bytes()));
+      kSlabSlack * static_cast<double>(memory_.slab_bytes + step.small_bytes()));
   const uint64_t taken =
-      slabs + std::max({kSlabSpare, stage_.chunk_bytes, stage_.slab_growth_bytes});
+      slabs + std::max({kSlabSpare, memory_.options.chunk_bytes, memory_.slab_growth_bytes});
   return budget_bytes - std::min(budget_bytes, taken);
 }
 
@@ -429,7 +424,7 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const Schedule& schedule,
                                                   uint64_t most_work) const {
   const uint64_t period = program_.counted_from;
   const StepBlocks step(trajectory, period, period);
-  std::optional<StepPlan> plan = step.lay_out(stage_.held, limit_of(step, stage_.pool_bytes));
+  std::optional<StepPlan> plan = step.lay_out(memory_.held, limit_of(step, memory_.pool_bytes));
   if (!plan) return std::nullopt;
   const auto of_step = [&](const std::vector<uint64_t>& calls) {
     const auto begin = calls.begin() + static_cast<std::ptrdiff_t>(period);
@@ -446,16 +441,16 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const Schedule& schedule,
     std::vector<HeldBlock> held;
     for (const NamedBlock& block : blocks)
       if (block.serial == 0 || survivors.count(block.serial) > 0)
-        held.push_back(
-            {block.offset, block.size_bytes, stage_.move_bytes_per_s > 0 ? block.handle : nullptr});
-    std::optional<StepPlan> played = step.lay_out(held, limit_of(step, stage_.budget_bytes));
+        held.push_back({block.offset, block.size_bytes,
+                        memory_.options.move_bytes_per_s > 0 ? block.handle : nullptr});
+    std::optional<StepPlan> played = step.lay_out(held, limit_of(step, memory_.budget_bytes));
     fits = played.has_value();
     if (!fits) return StepPlan{};
     played->calls = of_step(trajectory.calls);
     return *played;
   };
   run.counted_from = 2 * period;
-  dtr_runtime_options options = options_of(schedule.policy, stage_.budget_bytes,
+  dtr_runtime_options options = options_of(schedule.policy, memory_.budget_bytes,
                                            kHopeless * static_cast<double>(program_.cost_ns));
   options.swap_bytes = 0;
   simulate(options, most_work, run);
@@ -479,9 +474,9 @@ std::optional<Rehearsal::Budget> Rehearsal::least_budget(const EvictionPolicy& p
   if (!play(policy, UINT64_MAX, std::numeric_limits<double>::infinity(), UINT64_MAX, &peak))
     return std::nullopt;
   peak = std::max(peak, least);
-  uint64_t low = std::max(stage_.budget_bytes, least), high = peak;
-  if (peak <= stage_.budget_bytes) return std::nullopt;
-  if (low == stage_.budget_bytes && play(policy, low, most_ns, kMostWork)) return std::nullopt;
+  uint64_t low = std::max(memory_.budget_bytes, least), high = peak;
+  if (peak <= memory_.budget_bytes) return std::nullopt;
+  if (low == memory_.budget_bytes && play(policy, low, most_ns, kMostWork)) return std::nullopt;
   const uint64_t enough = std::max<uint64_t>((high - low) / 50, 1);
   while (high - low > enough && !progress_.cancelled) {
     const uint64_t middle = low + (high - low) / 2;

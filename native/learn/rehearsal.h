@@ -21,17 +21,11 @@
 
 namespace dtr {
 
-// The memory of a job, as it is played.
-struct Stage {
+// The memory of a job, as it is simulated.
+struct SimulatedMemory {
   uint64_t budget_bytes = 0;
-  uint64_t chunk_bytes = 0;
-  bool fixed = false;
+  dtr_runtime_options options{};  // but for the budget and the policy. Plans never swap.
   RoomPrice room_price;
-  double move_bytes_per_s = 0;  // 0: nothing is moved
-  uint64_t swap_bytes = 0;      // 0: nothing is swapped. Plans never swap.
-  double swap_out_bytes_per_s = 0;
-  double swap_in_bytes_per_s = 0;
-  uint64_t history_ops = 0;
   // For plans: all of the pool's budget, the bytes of its slabs and how many more they are to have
   // room for, and what is in its heap all the time, by offset.
   uint64_t pool_bytes = 0;
@@ -54,8 +48,8 @@ class Rehearsal {
   static constexpr double kLeastGain = 0.03;
 
   // progress.cancelled: ends what is asked for between two plays, with what is known by then.
-  Rehearsal(const JobProgram& program, const Stage& stage, SearchProgress& progress)
-      : program_(program), stage_(stage), progress_(progress) {}
+  Rehearsal(const JobProgram& program, const SimulatedMemory& memory, SearchProgress& progress)
+      : program_(program), memory_(memory), progress_(progress) {}
 
   struct Found {
     EvictionPolicy policy;
@@ -144,7 +138,7 @@ class Rehearsal {
                             uint64_t most_work, uint64_t* peak_bytes = nullptr) const;
 
   const JobProgram& program_;
-  const Stage& stage_;
+  const SimulatedMemory& memory_;
   SearchProgress& progress_;
   mutable uint64_t worked_ = 0, first_work_ = 0;
 };

@@ -98,21 +98,15 @@ class Teller {
   std::vector<int64_t> names_of_;  // by storage: how many it has
 };
 
-Stage stage_of(const dtr_rehearsal_options& options, uint64_t constant_bytes) {
+SimulatedMemory memory_of(const dtr_rehearsal_options& options, uint64_t constant_bytes) {
   const dtr_runtime_options& runtime = options.runtime;
-  Stage stage;
-  stage.budget_bytes = stage.pool_bytes = runtime.common.budget_bytes;
-  stage.chunk_bytes = runtime.chunk_bytes;
-  stage.fixed = runtime.space == DTR_SPACE_FIXED;
+  SimulatedMemory memory;
+  memory.budget_bytes = memory.pool_bytes = runtime.common.budget_bytes;
+  memory.options = runtime;
   if (options.maps_on >= 0)
-    stage.room_price = RoomPrice::of(static_cast<uint8_t>(options.maps_on), runtime.chunk_bytes);
-  stage.move_bytes_per_s = runtime.move_bytes_per_s;
-  stage.swap_bytes = runtime.swap_bytes;
-  stage.swap_out_bytes_per_s = runtime.swap_out_bytes_per_s;
-  stage.swap_in_bytes_per_s = runtime.swap_in_bytes_per_s;
-  stage.history_ops = runtime.history_ops;
-  stage.held.push_back({0, constant_bytes, nullptr});
-  return stage;
+    memory.room_price = RoomPrice::of(static_cast<uint8_t>(options.maps_on), runtime.chunk_bytes);
+  memory.held.push_back({0, constant_bytes, nullptr});
+  return memory;
 }
 
 void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehearsal_result& out) {
@@ -128,13 +122,13 @@ void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehe
   std::optional<Rehearsal::Found> usual, learned;
   {
     const JobProgram program = heard.whole(step);
-    const Stage stage = stage_of(options, 0);
-    usual = Rehearsal(program, stage, progress).usual(policy);
+    const SimulatedMemory memory = memory_of(options, 0);
+    usual = Rehearsal(program, memory, progress).usual(policy);
   }
   const JobProgram program = heard.last_steps(step);
-  const Stage stage = stage_of(options, program.constant_bytes);
+  const SimulatedMemory memory = memory_of(options, program.constant_bytes);
   if (options.learn) {
-    const Rehearsal rehearsal(program, stage, progress);
+    const Rehearsal rehearsal(program, memory, progress);
     learned = rehearsal.best(policy, usual ? usual->cost_ns + usual->search_ns
                                            : std::numeric_limits<double>::infinity());
     out.first_work = rehearsal.first_work();

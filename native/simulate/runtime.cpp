@@ -305,15 +305,21 @@ class RuntimeSimulation final : private Observer {
     }
     out_.result.model_cost += of.cost;
     ++operators_;
-    count_work();
+    check_work();
   }
 
-  void count_work() {
+  uint64_t work(const dtr_engine_stats& engine) const {
+    const uint64_t each = options_.space == DTR_SPACE_BYTES ? kOperatorWork : kOperatorInHeapWork;
+    return engine.storage_accesses + kScoreWork * engine.evaluations +
+           each * (operators_ + out_.result.remat_ops);
+  }
+
+  // Where it is limited; else what all took counts.
+  void check_work() {
+    if (out_.most_work == UINT64_MAX) return;
     dtr_engine_stats engine;
     engine_.get_stats(&engine);
-    const uint64_t each = options_.space == DTR_SPACE_BYTES ? kOperatorWork : kOperatorInHeapWork;
-    out_.work = engine.storage_accesses + kScoreWork * engine.evaluations +
-                each * (operators_ + out_.result.remat_ops);
+    out_.work = work(engine);
     if (out_.work > out_.most_work) throw Thrash{};
   }
 
@@ -424,7 +430,7 @@ class RuntimeSimulation final : private Observer {
     out_.result.remat_cost += of.cost;
     ++out_.result.remat_ops;
     out_.result.collateral += revived - 1;
-    count_work();
+    check_work();
     int64_t most = options_.common.max_recompute;
     if (most < 0) return;
     if (!is_counting_) most = std::max(most, kMostTimes * out_.result.model_cost);
@@ -570,6 +576,7 @@ class RuntimeSimulation final : private Observer {
   void count() {
     dtr_engine_stats engine;
     engine_.get_stats(&engine);
+    if (out_.most_work == UINT64_MAX) out_.work = work(engine);
     dtr_pool_stats pool;
     dtr_pool_get_stats(world_.pool, &pool);
     engine.searches -= engine_before_.searches;
