@@ -130,10 +130,11 @@ class Runtime:
 
     def stats(self) -> dict[str, Any]:
         """The counters of pools and engine, in bytes and seconds, and of the timeline."""
-        counted: dict[str, Any] = self._counters()
+        engine = self._engine_stats()
+        counted: dict[str, Any] = self._counters(engine)
         for name, before in self._before.items():
             counted[name] -= before
-        counted |= {"learning": self.learning()} | self._ended
+        counted |= {"learning": self._learning(engine)} | self._ended
         seconds = {
             f"{name}_seconds": counted.pop(f"{name}_ns") / 1e9 for name in ("recompute", "search")
         }
@@ -146,15 +147,13 @@ class Runtime:
         }
         return {**counted, **seconds, "live_records": records, **session}
 
-    def learning(self) -> str:
+    def _learning(self, engine: Any) -> str:
         """Where the step tuner is; empty where there is none."""
-        stats = self._engine_stats()
-        learned = stats.learned - self._before.get("learned", 0)
-        return _learning_in_words(self.config, stats, learned)
+        learned = engine.learned - self._before.get("learned", 0)
+        return _learning_in_words(self.config, engine, learned)
 
-    def _counters(self) -> dict[str, int]:
-        stats = self._engine_stats()
-        counters = record(stats, field_names("dtr_engine_stats"))
+    def _counters(self, engine: Any) -> dict[str, int]:
+        counters = record(engine, field_names("dtr_engine_stats"))
         for name in _OF_TUNER:
             del counters[name]
         return {**self.pools.total_stats(), **counters}
@@ -239,7 +238,7 @@ class Runtime:
     def _start_timeline(self) -> None:
         self._before = {
             name: value
-            for name, value in self._counters().items()
+            for name, value in self._counters(self._engine_stats()).items()
             if name not in _PRESENT and not name.startswith("peak_")
         }
         self.timeline = Timeline(
@@ -349,11 +348,12 @@ class Runtime:
             )
         budgets = self.pools.budget_bytes()
         # What comes back is above the budget.
+        engine = self._engine_stats()
         ended = {
             name: value
-            for name, value in self._counters().items()
+            for name, value in self._counters(engine).items()
             if name == "budget_bytes" or name.startswith("peak_")
-        } | {"learning": self.learning()}
+        } | {"learning": self._learning(engine)}
         lost: list[Lost] = []
         try:
             # The promise ends here: what was evicted needs its place again.
