@@ -26,18 +26,18 @@ void AnyPool::set_room(RoomFn room, void* context) {
   room_context_ = context;
 }
 
-AnyPool::Room AnyPool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
-  if (room_ == nullptr) return Room::kNone;
+int32_t AnyPool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
+  if (room_ == nullptr) return DTR_ROOM_IS_NONE;
   uint64_t before;
   {
     Lock lock(mutex_);
     before = counts_.frees;
-    if (lowering_ == kNoLimit) events_.add(EventKind::kRoom, 0, size, stream);
+    if (lowering_ == kNoLimit) events_.add(DTR_EVENT_ROOM, 0, size, stream);
   }
-  const Room answer = static_cast<Room>(room_(room_context_, size, stream));
+  const int32_t answer = room_(room_context_, size, stream);
   Lock lock(mutex_);
   *idle_answers = counts_.frees == before ? *idle_answers + 1 : 0;
-  return *idle_answers < kIdleAnswers ? answer : Room::kNone;
+  return *idle_answers < kIdleAnswers ? answer : DTR_ROOM_IS_NONE;
 }
 
 void AnyPool::set_budget(uint64_t budget_bytes) {
@@ -60,7 +60,7 @@ void AnyPool::set_budget(uint64_t budget_bytes) {
       const uint64_t held = shrink(budget_bytes, last);
       if (held <= budget_bytes) {
         budget_ = budget_bytes;
-        events_.add(EventKind::kBudget, 0, budget_);
+        events_.add(DTR_EVENT_BUDGET, 0, budget_);
         return;
       }
       excess = held - budget_bytes;
@@ -74,7 +74,7 @@ void AnyPool::set_budget(uint64_t budget_bytes) {
         throw OutOfMemory(text + "; it stays " + size_text(budget_));
       }
     }
-    last = ask_room(excess, 0, &idle_answers) == Room::kNone;
+    last = ask_room(excess, 0, &idle_answers) == DTR_ROOM_IS_NONE;
   }
 }
 
@@ -101,11 +101,11 @@ void AnyPool::set_log(EventLog* log, uint16_t device) {
   Lock lock(mutex_);
   events_.set(log, device);
   if (log == nullptr) return;
-  events_.add(EventKind::kBudget, 0, budget_);
+  events_.add(DTR_EVENT_BUDGET, 0, budget_);
   log_present();
 }
 
-void AnyPool::note(EventKind kind, uint64_t address, uint64_t size_bytes) {
+void AnyPool::note(uint8_t kind, uint64_t address, uint64_t size_bytes) {
   if (!events_.is_on()) return;
   Lock lock(mutex_);
   events_.add(kind, address, size_bytes);

@@ -26,21 +26,9 @@ using BlockInfo = dtr_block;
 using RoomInfo = dtr_pool_room;
 using RunBlock = dtr_run_block;
 
-// What a request says of its content, for policies that place blocks by it.
-enum class Hint : int32_t {
-  kNone = 0,
-  kExpensive = 1,  // to recompute; or pinned
-  kCheap = 2,
-};
-
 class AnyPool {
  public:
-  // Frees something and returns kFreed, or says what else may be done. Called with no lock held.
-  enum class Room : int32_t {
-    kNone = 0,   // nothing is left to give
-    kFreed = 1,  // the request may fit now
-    kRemap = 2,  // memory under no block may be taken to other addresses for it
-  };
+  // Returns DTR_ROOM_...; called with no lock held.
   using RoomFn = int32_t (*)(void* context, uint64_t size_bytes, uint64_t stream);
 
   AnyPool(std::shared_ptr<Driver> driver, uint64_t budget_bytes);
@@ -54,8 +42,8 @@ class AnyPool {
 
   void set_room(RoomFn room, void* context);
   virtual uint64_t allocate(uint64_t size_bytes, uint64_t stream) = 0;
-  // The same with a hint, which only two-ended placement uses.
-  virtual uint64_t allocate_hinted(uint64_t size_bytes, uint64_t stream, Hint) {
+  // The same with a hint (DTR_HINT_...), which only two-ended placement uses.
+  virtual uint64_t allocate_hinted(uint64_t size_bytes, uint64_t stream, int32_t) {
     return allocate(size_bytes, stream);
   }
   // Whether it uses the hint of a request of so many bytes.
@@ -120,16 +108,15 @@ class AnyPool {
   // Events go to this log from now on, beginning with the budget, the memory and the blocks that
   // are there; nullptr: to none.
   void set_log(EventLog* log, uint16_t device);
-  bool is_logged() const { return events_.is_on(); }
   // What those above the pool know of a block in use, or of nothing in particular. No event if
   // there is no log.
-  void note(EventKind kind, uint64_t address, uint64_t size_bytes);
+  void note(uint8_t kind, uint64_t address, uint64_t size_bytes);
   void note_move(uint64_t from, uint64_t to, uint64_t size_bytes);
 
  protected:
-  // What the callback answers; kNone if there is none. *idle_answers: how often in a row it gave
-  // another answer and no block was freed; 0 before the first time.
-  Room ask_room(uint64_t size, uint64_t stream, int* idle_answers);
+  // What the callback answers; DTR_ROOM_IS_NONE if there is none. *idle_answers: how often in a row
+  // it gave another answer and no block was freed; 0 before the first time.
+  int32_t ask_room(uint64_t size, uint64_t stream, int* idle_answers);
   bool has_room() const { return room_ != nullptr; }
 
   // Throws InvalidArgument for a budget that no pool of this kind can have.

@@ -49,7 +49,7 @@ void Chunks::map(Run run) {
     mapped_count_ += stop - from;
     peak_mapped_ = std::max(peak_mapped_, mapped_count_);
     maps_ += stop - from;
-    events_.add(EventKind::kSegmentAllocate, base_ + from * chunk_, (stop - from) * chunk_);
+    events_.add(DTR_EVENT_SEGMENT_ALLOCATE, base_ + from * chunk_, (stop - from) * chunk_);
     from = mapped_.first_absent(stop, to);
   }
 }
@@ -59,7 +59,7 @@ void Chunks::unmap(Run run) {
   mapped_.clear_range(number(run.begin), number(run.end));
   mapped_count_ -= count(run);
   unmaps_ += count(run);
-  events_.add(EventKind::kSegmentFree, base_ + run.begin, run.end - run.begin);
+  events_.add(DTR_EVENT_SEGMENT_FREE, base_ + run.begin, run.end - run.begin);
 }
 
 void Chunks::move(uint64_t from, uint64_t to) {
@@ -68,8 +68,8 @@ void Chunks::move(uint64_t from, uint64_t to) {
   mapped_.clear(number(from));
   ++maps_;
   ++unmaps_;
-  events_.add(EventKind::kSegmentFree, base_ + from, chunk_);
-  events_.add(EventKind::kSegmentAllocate, base_ + to, chunk_);
+  events_.add(DTR_EVENT_SEGMENT_FREE, base_ + from, chunk_);
+  events_.add(DTR_EVENT_SEGMENT_ALLOCATE, base_ + to, chunk_);
 }
 
 std::string Chunks::check() const {

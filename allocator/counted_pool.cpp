@@ -70,19 +70,19 @@ uint64_t CountedPool::allocate(uint64_t size_bytes, uint64_t stream) {
         ++counts_.live_blocks;
         counts_.peak_live_blocks = std::max(counts_.peak_live_blocks, counts_.live_blocks);
         ++counts_.allocations;
-        events_.add(EventKind::kAllocate, address, size_bytes, stream);
+        events_.add(DTR_EVENT_ALLOCATE, address, size_bytes, stream);
         return address;
       }
       if (last || size_bytes > budget_) {
         ++counts_.out_of_memory_errors;
-        events_.add(EventKind::kOutOfMemory, 0, size_bytes, stream);
+        events_.add(DTR_EVENT_OUT_OF_MEMORY, 0, size_bytes, stream);
         std::string text = "out of memory: requested " + size_text(size_bytes) + "; budget " +
                            size_text(budget_) + ", allocated " + size_text(counts_.allocated_bytes);
         if (size_bytes > budget_) text += "; the request is larger than the budget";
         throw OutOfMemory(text);
       }
     }
-    last = ask_room(size_bytes, stream, &idle_answers) == Room::kNone;
+    last = ask_room(size_bytes, stream, &idle_answers) == DTR_ROOM_IS_NONE;
   }
 }
 
@@ -101,7 +101,7 @@ void CountedPool::free(uint64_t address) {
   auto at = in_use_at(address, "free");
   give_address(address);
   counts_.allocated_bytes -= at->second.size_bytes;
-  events_.add(EventKind::kFree, address, at->second.size_bytes);
+  events_.add(DTR_EVENT_FREE, address, at->second.size_bytes);
   blocks_.erase(at);
   --counts_.live_blocks;
   ++counts_.frees;
@@ -169,7 +169,7 @@ void CountedPool::reset_peak() {
 // There is no memory, and no order but that of a table.
 void CountedPool::log_present() {
   for (const auto& [address, block] : blocks_) {
-    events_.add(EventKind::kAllocate, address, block.size_bytes, block.stream);
+    events_.add(DTR_EVENT_ALLOCATE, address, block.size_bytes, block.stream);
   }
 }
 

@@ -18,7 +18,7 @@ int64_t clock_ns() {
 
 }  // namespace
 
-void EventLog::add(uint16_t device, EventKind kind, uint64_t address, uint64_t size_bytes,
+void EventLog::add(uint16_t device, uint8_t kind, uint64_t address, uint64_t size_bytes,
                    uint64_t stream) noexcept {
   LogLock lock(mutex_);
   push(device, kind, address, size_bytes, stream);
@@ -26,12 +26,12 @@ void EventLog::add(uint16_t device, EventKind kind, uint64_t address, uint64_t s
 
 void EventLog::add_move(uint16_t device, uint64_t from, uint64_t to, uint64_t size_bytes) noexcept {
   LogLock lock(mutex_);
-  push(device, EventKind::kMoveFrom, from, size_bytes, 0);
-  push(device, EventKind::kMoveTo, to, size_bytes, 0);
+  push(device, DTR_EVENT_MOVE_FROM, from, size_bytes, 0);
+  push(device, DTR_EVENT_MOVE_TO, to, size_bytes, 0);
 }
 
 // Once one event is lost, all that follow are: what is there is the whole beginning.
-void EventLog::push(uint16_t device, EventKind kind, uint64_t address, uint64_t size_bytes,
+void EventLog::push(uint16_t device, uint8_t kind, uint64_t address, uint64_t size_bytes,
                     uint64_t stream) noexcept {
   if (lost_ != 0) {
     ++lost_;

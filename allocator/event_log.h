@@ -12,25 +12,9 @@
 #include <vector>
 
 #include "at_fork.h"
+#include "dtr/event_log.h"
 
 namespace dtr {
-
-// As in dtr/event_log.h (DTR_EVENT_...) and dtr_alloc/traces/trace.py.
-enum class EventKind : uint8_t {
-  kAllocate = 0,
-  kFree = 1,
-  kEvict = 2,
-  kRematerialize = 3,
-  kMoveFrom = 4,
-  kMoveTo = 5,
-  kRoom = 6,
-  kOutOfMemory = 7,
-  kSegmentAllocate = 8,
-  kSegmentFree = 9,
-  kBudget = 10,
-  kStep = 11,
-  kMark = 12,
-};
 
 struct Event {
   int64_t time_ns;  // since the log's first event
@@ -39,7 +23,7 @@ struct Event {
   uint64_t stream;
   uint64_t op;  // what the framework calls the operator that runs on the thread; 0: none
   uint16_t device;
-  EventKind kind;
+  uint8_t kind;  // DTR_EVENT_... (dtr/event_log.h)
 };
 
 // Whoever runs operators says so here, for the events of this thread.
@@ -53,7 +37,7 @@ class EventLog {
   static constexpr uint64_t kBlockEvents = 4096;
   static constexpr uint64_t kMostBlocks = 1024;  // 200 MB that nobody took out
 
-  void add(uint16_t device, EventKind kind, uint64_t address, uint64_t size_bytes,
+  void add(uint16_t device, uint8_t kind, uint64_t address, uint64_t size_bytes,
            uint64_t stream) noexcept;
   // One event directly behind the other.
   void add_move(uint16_t device, uint64_t from, uint64_t to, uint64_t size_bytes) noexcept;
@@ -72,7 +56,7 @@ class EventLog {
     Event events[kBlockEvents];
   };
 
-  void push(uint16_t device, EventKind kind, uint64_t address, uint64_t size_bytes,
+  void push(uint16_t device, uint8_t kind, uint64_t address, uint64_t size_bytes,
             uint64_t stream) noexcept;
 
   mutable std::mutex mutex_;  // a leaf: nothing is called under it
@@ -99,7 +83,7 @@ class EventSource {
     if (before != nullptr) --before->writers_;
     device_ = device;
   }
-  void add(EventKind kind, uint64_t address, uint64_t size_bytes, uint64_t stream = 0) const {
+  void add(uint8_t kind, uint64_t address, uint64_t size_bytes, uint64_t stream = 0) const {
     EventLog* log = log_.load(std::memory_order_relaxed);
     if (log != nullptr) log->add(device_, kind, address, size_bytes, stream);
   }

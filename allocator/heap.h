@@ -50,7 +50,6 @@ class Heap {
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
   uint64_t grain() const { return grain_; }
-  uint64_t used_blocks() const { return used_.count(); }
 
   // The best fit among the free blocks of one owner, or nullptr; then the next best.
   Block* best_fit(Owner owner, uint64_t size) const;

@@ -34,7 +34,7 @@ class FirstFit final : public Placement {
 // NeurIPS 2023).
 class TwoEnded final : public Placement {
  public:
-  bool at_high_end(Hint hint) const override { return hint == Hint::kCheap; }
+  bool at_high_end(int32_t hint) const override { return hint == DTR_HINT_CHEAP; }
 };
 
 // The best fit of sizes rounded to classes: a hole that a block left is one into which the next of
@@ -49,14 +49,14 @@ class SizeClasses final : public Placement {
 }  // namespace
 
 std::unique_ptr<Placement> make_placement(int32_t kind) {
-  switch (static_cast<PlacementKind>(kind)) {
-    case PlacementKind::kBestFit:
+  switch (kind) {
+    case DTR_PLACE_BEST_FIT:
       return std::make_unique<BestFit>();
-    case PlacementKind::kFirstFit:
+    case DTR_PLACE_FIRST_FIT:
       return std::make_unique<FirstFit>();
-    case PlacementKind::kTwoEnded:
+    case DTR_PLACE_TWO_ENDED:
       return std::make_unique<TwoEnded>();
-    case PlacementKind::kSizeClasses:
+    case DTR_PLACE_SIZE_CLASSES:
       return std::make_unique<SizeClasses>();
   }
   throw InvalidArgument("placement is " + std::to_string(kind) +

@@ -14,13 +14,6 @@
 
 namespace dtr {
 
-enum class PlacementKind : int32_t {
-  kBestFit = 0,
-  kFirstFit = 1,
-  kTwoEnded = 2,
-  kSizeClasses = 3,
-};
-
 class Placement {
  public:
   virtual ~Placement() = default;
@@ -42,10 +35,10 @@ class Placement {
   }
 
   // Whether the block is cut off the high end of its hole.
-  virtual bool at_high_end(Hint) const { return false; }
+  virtual bool at_high_end(int32_t) const { return false; }
 };
 
-// Throws InvalidArgument for a number that is no PlacementKind.
+// Throws InvalidArgument for a number that is no DTR_PLACE_... (dtr/pool.h).
 std::unique_ptr<Placement> make_placement(int32_t kind);
 
 }  // namespace dtr

@@ -62,7 +62,7 @@ uint64_t chosen_reserve(const PoolOptions& options, const DriverTraits& traits, 
 
 // Slabs for sizes by class, where there are slabs for large ones.
 bool uses_classes(const PoolOptions& options) {
-  return options.placement == static_cast<int32_t>(PlacementKind::kSizeClasses) && !options.fixed;
+  return options.placement == DTR_PLACE_SIZE_CLASSES && !options.fixed;
 }
 
 uint64_t chosen_small(const PoolOptions& options, const DriverTraits& traits, uint64_t chunk) {
@@ -162,20 +162,20 @@ uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
   return place(size_bytes, stream, kNoArena);
 }
 
-uint64_t Pool::allocate_hinted(uint64_t size_bytes, uint64_t stream, Hint hint) {
+uint64_t Pool::allocate_hinted(uint64_t size_bytes, uint64_t stream, int32_t hint) {
   return place(size_bytes, stream, kNoArena, hint);
 }
 
-uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, Hint hint) {
+uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, int32_t hint) {
   if (size_bytes == 0) return 0;
   int idle_answers = 0;
   uint64_t rounded;
-  Room answer = Room::kFreed;
+  int32_t answer = DTR_ROOM_IS_FREED;
   for (bool last = false;;) {
     {
       Lock lock(mutex_);
       hint_ = hint;
-      remaps_ = last || answer == Room::kRemap || !has_room();
+      remaps_ = last || answer == DTR_ROOM_BY_REMAP || !has_room();
       uint64_t offset = arena == kNoArena ? place_plain(size_bytes, stream) : Slabs::kNone;
       if (offset != Slabs::kNone) return reservation_.base() + offset;
       rounded = rounded_size(size_bytes);
@@ -193,7 +193,7 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, Hint 
       }
       if (last || !possible) {
         ++counts_.out_of_memory_errors;
-        events_.add(EventKind::kOutOfMemory, 0, size_bytes, stream);
+        events_.add(DTR_EVENT_OUT_OF_MEMORY, 0, size_bytes, stream);
         throw OutOfMemory(out_of_memory_message(size_bytes, stream));
       }
     }
@@ -201,7 +201,7 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, Hint 
     bool small = arena == kNoArena && slabs_.is_small(size_bytes);
     uint64_t needed = small ? chunk_ : rounded;
     answer = ask_room(needed, stream, &idle_answers);
-    last = answer == Room::kNone;
+    last = answer == DTR_ROOM_IS_NONE;
   }
 }
 
@@ -239,7 +239,7 @@ bool Pool::is_possible(uint64_t size) const {
 uint64_t Pool::try_allocate(uint64_t size_bytes, uint64_t stream) {
   if (size_bytes == 0) return 0;
   Lock lock(mutex_);
-  hint_ = Hint::kNone;
+  hint_ = DTR_HINT_NONE;
   remaps_ = !has_room();
   if (!is_possible(size_bytes) && !slabs_.is_small(size_bytes)) return 0;
   const uint64_t offset = attempt(size_bytes, stream, kNoArena, false);
@@ -302,7 +302,7 @@ void Pool::count_free(uint64_t address, uint64_t size, uint64_t requested) {
   counts_.requested_bytes -= requested;
   --counts_.live_blocks;
   ++counts_.frees;
-  events_.add(EventKind::kFree, address, size);
+  events_.add(DTR_EVENT_FREE, address, size);
   note_unused();
 }
 
@@ -420,11 +420,11 @@ PoolStats Pool::stats() {
 void Pool::log_present() {
   const uint64_t base = reservation_.base();
   chunks_.for_each_mapped([&](Chunks::Run run) {
-    events_.add(EventKind::kSegmentAllocate, base + run.begin, run.end - run.begin);
+    events_.add(DTR_EVENT_SEGMENT_ALLOCATE, base + run.begin, run.end - run.begin);
   });
   for (const BlockInfo& block : walk()) {
     if (block.state != DTR_BLOCK_IN_USE) continue;
-    events_.add(EventKind::kAllocate, block.address, block.requested_bytes, block.stream);
+    events_.add(DTR_EVENT_ALLOCATE, block.address, block.requested_bytes, block.stream);
   }
 }
 

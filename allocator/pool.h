@@ -68,7 +68,7 @@ struct PoolOptions {
   uint64_t keep_bytes = 0;
   int32_t poison = 0;
   int32_t fixed = 0;
-  int32_t placement = 0;  // a PlacementKind
+  int32_t placement = 0;  // DTR_PLACE_...
 };
 
 class Pool final : public AnyPool {
@@ -78,9 +78,9 @@ class Pool final : public AnyPool {
   // Gives everything back to the driver.
   void close() override;
   uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
-  uint64_t allocate_hinted(uint64_t size_bytes, uint64_t stream, Hint hint) override;
+  uint64_t allocate_hinted(uint64_t size_bytes, uint64_t stream, int32_t hint) override;
   bool uses_hints(uint64_t size_bytes) const override {
-    return placement_->at_high_end(Hint::kCheap) && !slabs_.is_small(size_bytes);
+    return placement_->at_high_end(DTR_HINT_CHEAP) && !slabs_.is_small(size_bytes);
   }
   void free(uint64_t address) override;
   uint64_t arena_open() override;
@@ -135,7 +135,8 @@ class Pool final : public AnyPool {
 
   // allocate(), or for an arena; kNoArena: none.
   static constexpr uint64_t kNoArena = 0;
-  uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena, Hint hint = Hint::kNone);
+  uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena,
+                 int32_t hint = DTR_HINT_NONE);
   uint64_t place_plain(uint64_t size_bytes, uint64_t stream);
   uint64_t hand_out(Block* block, uint64_t size_bytes, uint64_t stream, Owner owner);
 
@@ -227,9 +228,9 @@ class Pool final : public AnyPool {
   bool fixed_;
   std::unique_ptr<Placement> placement_;
   std::unique_ptr<Placement> best_fit_;
-  Hint hint_ = Hint::kNone;  // of the request that is being placed
-  bool remaps_ = true;       // whether step 3 is open to it
-  std::string refusal_;      // what the driver said when it last refused memory
+  int32_t hint_ = DTR_HINT_NONE;  // of the request that is being placed
+  bool remaps_ = true;            // whether step 3 is open to it
+  std::string refusal_;           // what the driver said when it last refused memory
   // Of counts_, budget, reserved, largest and chunk counts are filled on demand.
 };
 

@@ -107,7 +107,7 @@ void Pool::count_allocation(uint64_t offset, uint64_t rounded, uint64_t size, ui
   ++counts_.live_blocks;
   counts_.peak_live_blocks = std::max(counts_.peak_live_blocks, counts_.live_blocks);
   ++counts_.allocations;
-  events_.add(EventKind::kAllocate, reservation_.base() + offset, size, stream);
+  events_.add(DTR_EVENT_ALLOCATE, reservation_.base() + offset, size, stream);
   note_unused();
 }
 

@@ -86,7 +86,7 @@ DTR_EXPORT int32_t dtr_pool_allocate_hinted(dtr_pool* pool, uint64_t size_bytes,
     require(out, "out");
     *out = nullptr;
     dtr::require_between("hint", hint, DTR_HINT_NONE, DTR_HINT_CHEAP);
-    *out = pointer(of(pool).allocate_hinted(size_bytes, stream, static_cast<dtr::Hint>(hint)));
+    *out = pointer(of(pool).allocate_hinted(size_bytes, stream, hint));
   });
 }
 
@@ -409,7 +409,7 @@ DTR_EXPORT int32_t dtr_pool_note(dtr_pool* pool, int32_t kind, const void* addre
   return guard([&] {
     dtr::AnyPool& at = of(pool);
     dtr::require_between("kind", kind, 0, DTR_EVENT_KINDS - 1);
-    at.note(static_cast<dtr::EventKind>(kind), number(address), size_bytes);
+    at.note(static_cast<uint8_t>(kind), number(address), size_bytes);
   });
 }
 

@@ -15,30 +15,28 @@
 namespace {
 
 using dtr::BlockInfo;
-using dtr::Hint;
-using dtr::PlacementKind;
 
 constexpr uint64_t kBudget = 64 << 20;
 constexpr uint64_t kSmall = 2048;
 
-uint64_t rounded(PlacementKind kind, uint64_t size) {
+uint64_t rounded(int32_t kind, uint64_t size) {
   size = dtr::in_grains(size);
-  return kind == PlacementKind::kSizeClasses ? dtr::size_class(size, dtr::kGrain) : size;
+  return kind == DTR_PLACE_SIZE_CLASSES ? dtr::size_class(size, dtr::kGrain) : size;
 }
 
 // The hole that a block of this size belongs into; nullptr if none fits.
-const BlockInfo* hole_for(PlacementKind kind, const std::vector<BlockInfo>& blocks, uint64_t size) {
+const BlockInfo* hole_for(int32_t kind, const std::vector<BlockInfo>& blocks, uint64_t size) {
   const BlockInfo* best = nullptr;
   for (const BlockInfo& block : blocks) {
     if (block.state != DTR_BLOCK_FREE || block.is_small || block.size_bytes < size) continue;
-    const bool better = best == nullptr ||
-                        (kind != PlacementKind::kFirstFit && block.size_bytes < best->size_bytes);
+    const bool better =
+        best == nullptr || (kind != DTR_PLACE_FIRST_FIT && block.size_bytes < best->size_bytes);
     if (better) best = &block;
   }
   return best;
 }
 
-bool try_policy(PlacementKind kind, const char* name, int steps) {
+bool try_policy(int32_t kind, const char* name, int steps) {
   dtr::PoolOptions options{"simulated", 0, kBudget, 0, 0, 0};
   options.fixed = 1;
   options.placement = static_cast<int32_t>(kind);
@@ -61,7 +59,7 @@ bool try_policy(PlacementKind kind, const char* name, int steps) {
     } else {
       uint64_t size = 512 * (5 + random() % 8);
       if (random() % 4 == 0) size = kSmall + 1 + random() % (random() % 8 == 0 ? 2 << 20 : 100000);
-      const Hint hint = static_cast<Hint>(random() % 3);
+      const auto hint = static_cast<int32_t>(random() % 3);
       const std::vector<BlockInfo> before = pool.snapshot();
       const uint64_t block = rounded(kind, size);
       const BlockInfo* hole = hole_for(kind, before, block);
@@ -73,11 +71,11 @@ bool try_policy(PlacementKind kind, const char* name, int steps) {
       }
       if (address == 0) return fail(step, "a block was not placed although there is a hole");
       uint64_t got = address;
-      if (hint != Hint::kNone) {  // once more, now with a hint
+      if (hint != DTR_HINT_NONE) {  // once more, now with a hint
         pool.free(address);
         got = pool.allocate_hinted(size, 0, hint);
       }
-      const bool high = kind == PlacementKind::kTwoEnded && hint == Hint::kCheap;
+      const bool high = kind == DTR_PLACE_TWO_ENDED && hint == DTR_HINT_CHEAP;
       const uint64_t expected = high ? hole->address + hole->size_bytes - block : hole->address;
       if (got != expected) return fail(step, "a block lies elsewhere");
       if (pool.block_bytes(got) != block) return fail(step, "a block has another size");
@@ -102,10 +100,10 @@ bool try_policy(PlacementKind kind, const char* name, int steps) {
 int main(int, char** arguments) {
   const int steps = std::atoi(arguments[1]);
   bool right = true;
-  for (auto [kind, name] : {std::pair{PlacementKind::kBestFit, "best_fit"},
-                            {PlacementKind::kFirstFit, "first_fit"},
-                            {PlacementKind::kTwoEnded, "two_ended"},
-                            {PlacementKind::kSizeClasses, "size_classes"}}) {
+  for (auto [kind, name] : {std::pair{DTR_PLACE_BEST_FIT, "best_fit"},
+                            {DTR_PLACE_FIRST_FIT, "first_fit"},
+                            {DTR_PLACE_TWO_ENDED, "two_ended"},
+                            {DTR_PLACE_SIZE_CLASSES, "size_classes"}}) {
     right = try_policy(kind, name, steps) && right;
   }
   return right ? 0 : 1;
