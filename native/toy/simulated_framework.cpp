@@ -114,10 +114,6 @@ void describe(const void* tensor, dtr_tensor_desc* out) {
   out->owned = of.storage->memory == Memory::core;
 }
 
-uint64_t strong_count(const void* handle) { return storage_of(handle).strong.load(); }
-
-void retain_weak(void* handle) { storage_of(handle).weak.fetch_add(1); }
-
 void release_weak(void* handle) {
   SimulatedStorage& storage = storage_of(handle);
   if (storage.weak.fetch_sub(1) != 1) return;
@@ -141,8 +137,6 @@ void release_strong(void* handle) {
   release_weak(handle);
 }
 
-void* data(const void* handle) { return address_of(storage_of(handle)); }
-
 void* detach(void* handle, void* evicted_context) {
   SimulatedStorage& storage = storage_of(handle);
   if (storage.memory != Memory::core) return nullptr;
@@ -151,8 +145,6 @@ void* detach(void* handle, void* evicted_context) {
   storage.pointer = evicted_context;
   return address;
 }
-
-void lose(void*) {}
 
 void attach(void* handle, void* address) {
   SimulatedStorage& storage = storage_of(handle);
@@ -190,26 +182,25 @@ void* make(void* engine, void* address, uint64_t size_bytes, uint8_t device_type
 // Of this thread, on every device but the CPU.
 thread_local uint64_t stream_in_use = 0;
 
-uint64_t current_stream(uint8_t, int8_t) { return stream_in_use; }
-
-const dtr_framework table = {DTR_BRIDGE_ABI_VERSION,
-                             &describe,
-                             &strong_count,
-                             &retain_weak,
-                             &release_weak,
-                             &retain_strong,
-                             &retain_strong,  // no GIL here
-                             &release_strong,
-                             &data,
-                             &detach,
-                             &attach,
-                             [](void*) {},  // it has no observers
-                             &lose,
-                             &replace,
-                             &take,
-                             &make,
-                             &current_stream,
-                             nullptr};  // its closures are kept by id
+const dtr_framework table = {
+    DTR_BRIDGE_ABI_VERSION,
+    &describe,
+    [](const void* handle) { return uint64_t{storage_of(handle).strong.load()}; },
+    [](void* handle) { storage_of(handle).weak.fetch_add(1); },
+    &release_weak,
+    &retain_strong,
+    &retain_strong,  // no GIL here
+    &release_strong,
+    [](const void* handle) { return address_of(storage_of(handle)); },
+    &detach,
+    &attach,
+    [](void*) {},  // it has no observers
+    [](void*) {},
+    &replace,
+    &take,
+    &make,
+    [](uint8_t, int8_t) { return stream_in_use; },
+    nullptr};  // its closures are kept by id
 
 }  // namespace
 
