@@ -177,13 +177,6 @@ void require_no_pin(const std::string& function, const dtr_pin_owner& owner) {
     throw dtr::StateError(function + ": the owner has a pin already");
 }
 
-dtr_tensor_desc description(const dtr::Engine& engine, const void* tensor) {
-  check_tensor(engine, tensor);
-  dtr_tensor_desc desc;
-  engine.describe(tensor, &desc);
-  return desc;
-}
-
 }  // namespace
 
 extern "C" {
@@ -381,10 +374,6 @@ int64_t* dtr_frame_step(dtr_frame* frame, uint64_t capacity) {
     const Busy busy(frame);
     return numbers_of(busy.frame().remat.step, capacity);
   });
-}
-
-int32_t dtr_frame_device(dtr_frame* frame) {
-  return answer(-1, [&] { return int{of(frame).remat.step_device}; });
 }
 
 int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
@@ -629,17 +618,11 @@ int32_t dtr_end_pin(dtr_pin_owner* owner) {
 void* dtr_handle_of(dtr_engine* engine, const void* tensor) {
   return answer(static_cast<void*>(nullptr), [&] {
     const dtr::Engine& in = of(engine);
-    const dtr_tensor_desc desc = description(in, tensor);
+    check_tensor(in, tensor);
+    dtr_tensor_desc desc;
+    in.describe(tensor, &desc);
     return in.pool_of(desc.device_type, desc.device_index) ? desc.handle : nullptr;
   });
-}
-
-int32_t dtr_scalar_type_of(dtr_engine* engine, const void* tensor) {
-  return answer(-1, [&] { return description(of(engine), tensor).scalar_type; });
-}
-
-int32_t dtr_device_type_of(dtr_engine* engine, const void* tensor) {
-  return answer(-1, [&] { return int{description(of(engine), tensor).device_type}; });
 }
 
 }  // extern "C"

@@ -78,10 +78,7 @@ Events::Events(const Columns& columns, uint16_t device) {
     peak_blocks_ = std::max(peak_blocks_, blocks);
     const uint64_t size = allocations_[step.allocation].size_bytes;
     bytes += step.begins ? size : uint64_t{0} - size;
-    if (bytes > peak_live_) {
-      peak_live_ = bytes;
-      peak_row_ = step.row;
-    }
+    peak_live_ = std::max(peak_live_, bytes);
   }
 }
 

@@ -39,9 +39,8 @@ class Events {
 
   const std::vector<Step>& steps() const { return steps_; }
   const std::vector<Allocation>& allocations() const { return allocations_; }
-  // The most bytes, as asked for, that are live at once, and the row where they are first.
+  // The most bytes, as asked for, and blocks that are live at once.
   uint64_t peak_live_bytes() const { return peak_live_; }
-  uint64_t peak_live_row() const { return peak_row_; }
   uint64_t peak_live_blocks() const { return peak_blocks_; }
 
  private:
@@ -50,7 +49,6 @@ class Events {
   std::vector<Step> steps_;
   std::vector<Allocation> allocations_;
   uint64_t peak_live_ = 0;
-  uint64_t peak_row_ = 0;
   uint64_t peak_blocks_ = 0;
 };
 

@@ -37,7 +37,6 @@ void Player::reset() {
   const size_t storages = plan_.storages.size();
   outcome_.status = Status::ok;
   outcome_.remat_cost = 0;
-  outcome_.remat_ops = outcome_.peak_bytes = 0;
   outcome_.executions = 0;
   outcome_.evictions.clear();
   outcome_.remats.assign(storages, 0);
@@ -121,7 +120,6 @@ void Player::execute(const Step& step) {
   make_room(op.total_bytes);
   clock_ += op.cost;
   memory_ += op.total_bytes;
-  outcome_.peak_bytes = std::max(outcome_.peak_bytes, memory_);
   const uint32_t end = op.end_output();
   for (uint32_t tensor = op.first_output; tensor < end; ++tensor) {
     if (defined_[tensor]) {
@@ -135,7 +133,6 @@ void Player::execute(const Step& step) {
   ++outcome_.executions;
   if (step.again) {
     outcome_.remat_cost += op.cost;
-    ++outcome_.remat_ops;
     ++outcome_.remats[plan_.tensors[step.tensor].storage];
   }
   for (const uint32_t input : op.inputs) unlock(plan_.tensors[input].storage);
@@ -157,7 +154,6 @@ void Player::make_room(uint64_t bytes) {
       if (defined_[tensor]) undone.back().push_back(tensor);
     evict(storage);
   }
-  if (score_.prune == 0) return;
   // What was chosen early may prove needless.
   for (size_t i = 0; i + 1 < undone.size();) {
     const auto at = outcome_.evictions.begin() + static_cast<std::ptrdiff_t>(first + i);
@@ -318,54 +314,50 @@ double Player::scaled(uint32_t storage, double cost) const {
 }
 
 double Player::own_numerator(uint32_t storage) const {
-  return scaled(storage, score_.own * static_cast<double>(cost_[storage]));
+  return scaled(storage, static_cast<double>(cost_[storage]));
 }
 
 // Gives up, and keeps nothing, once the cost is above `most`.
 double Player::numerator(uint32_t storage, double most) {
   if (numerator_known_[storage]) return numerator_[storage];
-  double sum = score_.own * static_cast<double>(cost_[storage]);
-  if (score_.ancestors > 0 || score_.pending > 0) {
-    ++marks_;
-    mark_[storage] = marks_;
-    op_mark_[plan_.tensors[plan_.storages[storage].root].op] = marks_;
+  double sum = static_cast<double>(cost_[storage]);
+  // What is evicted around it on one side, as far as counted() says; false once that is too much.
+  const auto walk_to = [&](std::vector<uint32_t> Links::* side, auto&& counted) {
+    mark_[storage] = ++marks_;
     std::vector<uint32_t>& walk = numerator_walk_;
     walk.assign(1, storage);
     while (!walk.empty()) {
-      if (sum > most) return 0;
+      if (sum > most) return false;
       const uint32_t at = walk.back();
       walk.pop_back();
-      for (const uint32_t parent : plan_.links[at].parents) {
-        if (mark_[parent] == marks_ || state_[parent] != kEvicted) continue;
-        mark_[parent] = marks_;
-        walk.push_back(parent);
-        const uint32_t op = plan_.tensors[plan_.storages[parent].root].op;
-        int64_t cost = cost_[parent];
-        if (op_mark_[op] == marks_) cost -= plan_.ops[op].cost;
-        op_mark_[op] = marks_;
-        const double factor = score_.pending != score_.ancestors && needed_[parent]
-                                  ? score_.pending
-                                  : score_.ancestors;
-        sum += factor * static_cast<double>(cost);
+      for (const uint32_t other : plan_.links[at].*side) {
+        if (mark_[other] == marks_ || state_[other] != kEvicted) continue;
+        mark_[other] = marks_;
+        if (counted(other)) walk.push_back(other);
       }
     }
+    return true;
+  };
+  if (score_.ancestors > 0 || score_.pending > 0) {
+    op_mark_[plan_.tensors[plan_.storages[storage].root].op] = marks_ + 1;
+    const bool is_known = walk_to(&Links::parents, [&](uint32_t parent) {
+      const uint32_t op = plan_.tensors[plan_.storages[parent].root].op;
+      int64_t cost = cost_[parent];
+      if (op_mark_[op] == marks_) cost -= plan_.ops[op].cost;
+      op_mark_[op] = marks_;
+      const bool is_pending = score_.pending != score_.ancestors && needed_[parent];
+      sum += (is_pending ? score_.pending : score_.ancestors) * static_cast<double>(cost);
+      return true;
+    });
+    if (!is_known) return 0;
   }
   if (score_.descendants > 0) {
-    ++marks_;
-    std::vector<uint32_t>& walk = numerator_walk_;
-    walk.assign(1, storage);
-    while (!walk.empty()) {
-      if (sum > most) return 0;
-      const uint32_t at = walk.back();
-      walk.pop_back();
-      for (const uint32_t child : plan_.links[at].children) {
-        if (mark_[child] == marks_ || state_[child] != kEvicted) continue;
-        mark_[child] = marks_;
-        if (next_use(child) == kNone) continue;
-        walk.push_back(child);
-        sum += score_.descendants * static_cast<double>(cost_[child]);
-      }
-    }
+    const bool is_known = walk_to(&Links::children, [&](uint32_t child) {
+      if (next_use(child) == kNone) return false;
+      sum += score_.descendants * static_cast<double>(cost_[child]);
+      return true;
+    });
+    if (!is_known) return 0;
   }
   numerator_[storage] = scaled(storage, sum);
   numerator_known_[storage] = true;

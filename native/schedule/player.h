@@ -13,7 +13,6 @@ namespace dtr::schedule {
 // What the smallest of is evicted, as logarithms:
 //   weight + log(numerator) - size log(bytes) - distance log(to next use) - staleness log(...)
 struct Score {
-  double own = 1;          // factor of a storage's own cost
   double ancestors = 1;    // of its evicted ancestors' cost, each op once
   double pending = 0.5;    // of that part of it that something evicted needs anyway
   double descendants = 0;  // of its evicted descendants' cost, of those that are needed again
@@ -24,7 +23,6 @@ struct Score {
   double part = 0.03125;  // what frees less than this part of what is missing goes last
   double spare = 0;       // above 0: what something resident, needed and so many times as large was
                           // computed from does not go first
-  double prune = 1;       // 1: of several evicted for one op, those that prove needless stay
 };
 
 enum class Status : int32_t { ok = 0, out_of_memory = 1, too_costly = 2 };
@@ -39,8 +37,6 @@ struct Outcome {
   Status status = Status::ok;
   bool keeps = false;  // whether what dies stays until the list says that it goes
   int64_t remat_cost = 0;
-  uint64_t remat_ops = 0;
-  uint64_t peak_bytes = 0;
   uint32_t executions = 0;
   std::vector<Eviction> evictions;
   std::vector<uint32_t> remats;  // by storage

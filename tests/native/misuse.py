@@ -468,10 +468,7 @@ class World:
 
 RESULTS = {function.name: function.result for function in FUNCTIONS}
 # Functions whose int32_t is no status.
-VALUES = {
-    *("dtr_abi_version", "dtr_scalar_type_of", "dtr_device_type_of", "dtr_frame_device"),
-    *("dtr_pool_uses_hints", "dtr_pool_contains"),
-}
+VALUES = {"dtr_abi_version", "dtr_pool_uses_hints", "dtr_pool_contains"}
 DESTROYERS = {
     "dtr_simulation": "dtr_simulation_destroy",
     "dtr_schedule": "dtr_schedule_destroy",

@@ -104,10 +104,6 @@ int32_t dtr_op_abort(dtr_frame* frame, int32_t started);
  * DTR_OUT_OF_MEMORY if memory is short. */
 int64_t dtr_remat_next(dtr_frame* frame);
 
-/* Returns the device index of the results of the step that was described last, -1 for the only one.
- * It is the place of a tensor without an edge if no argument has a device. */
-int32_t dtr_frame_device(dtr_frame* frame);
-
 /* Commits a step whose closure ran: step[0..tensors) are its rebuilt argument tensors (0 for those
  * by value), then come its result tensors. Their memory moves into the storages that were evicted.
  * On failure call dtr_remat_abort.

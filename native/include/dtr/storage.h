@@ -109,10 +109,6 @@ int32_t dtr_end_pin(dtr_pin_owner* owner);
 /* Returns the storage (a handle) of a tensor; NULL if it has none that the engine can manage. */
 void* dtr_handle_of(dtr_engine* engine, const void* tensor);
 
-/* Return a tensor's scalar type and device type, as c10 numbers them; -1 on failure. */
-int32_t dtr_scalar_type_of(dtr_engine* engine, const void* tensor);
-int32_t dtr_device_type_of(dtr_engine* engine, const void* tensor);
-
 /* CFFI END */
 
 #ifdef __cplusplus
