@@ -1,4 +1,3 @@
-// spare_memory.cpp: see spare_memory.h.
 #include "spare_memory.h"
 
 #include <atomic>

@@ -1,4 +1,3 @@
-// compaction.cpp: see compaction.h.
 #include "compaction.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// evictor.cpp: see evictor.h.
 #include "evictor.h"
 
 #include <utility>

@@ -1,4 +1,3 @@
-// move.cpp: see move.h.
 #include "move.h"
 
 #include <string>

@@ -1,4 +1,3 @@
-// placement_hint.cpp: see placement_hint.h.
 #include "placement_hint.h"
 
 #include <algorithm>

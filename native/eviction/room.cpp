@@ -1,4 +1,3 @@
-// room.cpp: see room.h.
 #include "room.h"
 
 #include <limits>

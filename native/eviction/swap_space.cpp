@@ -1,4 +1,3 @@
-// swap_space.cpp: see swap_space.h.
 #include "swap_space.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// contents.cpp: see contents.h.
 #include "contents.h"
 
 #include <string>

@@ -1,4 +1,3 @@
-// dead_storages.cpp: see dead_storages.h.
 #include "dead_storages.h"
 
 #include <algorithm>

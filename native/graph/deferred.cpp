@@ -1,4 +1,3 @@
-// deferred.cpp: see deferred.h.
 #include "deferred.h"
 
 #include <mutex>

@@ -1,4 +1,3 @@
-// graph.cpp: see graph.h.
 #include "graph.h"
 
 #include <string>

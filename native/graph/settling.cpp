@@ -1,4 +1,3 @@
-// settling.cpp: see settling.h.
 #include "settling.h"
 
 #include <unordered_set>

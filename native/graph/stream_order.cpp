@@ -1,4 +1,3 @@
-// stream_order.cpp: see stream_order.h.
 #include "stream_order.h"
 
 #include "base/error.h"

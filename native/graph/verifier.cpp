@@ -1,4 +1,3 @@
-// verifier.cpp: see verifier.h.
 #include "verifier.h"
 
 #include <cstring>

@@ -1,4 +1,3 @@
-// op_log_recorder.cpp: see op_log_recorder.h.
 #include "op_log_recorder.h"
 
 #include <algorithm>

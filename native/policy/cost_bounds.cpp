@@ -1,4 +1,3 @@
-// cost_bounds.cpp: see cost_bounds.h.
 #include "cost_bounds.h"
 
 namespace dtr {

@@ -1,4 +1,3 @@
-// cost_model.cpp: see cost_model.h.
 #include "cost_model.h"
 
 namespace dtr {

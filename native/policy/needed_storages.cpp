@@ -1,4 +1,3 @@
-// needed_storages.cpp: see needed_storages.h.
 #include "needed_storages.h"
 
 #include <string>

@@ -1,4 +1,3 @@
-// neighborhoods.cpp: see neighborhoods.h.
 #include "neighborhoods.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// victim_search.cpp: see victim_search.h.
 #include "victim_search.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// waiting_inputs.cpp: see waiting_inputs.h.
 #include "waiting_inputs.h"
 
 #include <algorithm>

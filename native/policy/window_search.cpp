@@ -1,4 +1,3 @@
-// window_search.cpp: see window_search.h.
 #include "window_search.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// memory_use.cpp: see memory_use.h.
 #include "memory_use.h"
 
 #include <algorithm>

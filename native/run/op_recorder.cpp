@@ -1,4 +1,3 @@
-// op_recorder.cpp: see op_recorder.h.
 #include "op_recorder.h"
 
 #include <algorithm>

@@ -1,4 +1,3 @@
-// rematerializer.cpp: see rematerializer.h.
 #include "rematerializer.h"
 
 #include <algorithm>

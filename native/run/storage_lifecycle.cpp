@@ -1,4 +1,3 @@
-// storage_lifecycle.cpp: see storage_lifecycle.h.
 #include "storage_lifecycle.h"
 
 #include <algorithm>

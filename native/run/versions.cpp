@@ -1,4 +1,3 @@
-// versions.cpp: see versions.h.
 #include "versions.h"
 
 #include <algorithm>
