@@ -15,7 +15,7 @@ PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%
 DEV := $(VENV)/core $(VENV)/dev-packages
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
-.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated gpu bench soak interrupts conformance frameworks versions wheel clean
+.PHONY: demo test test-all fuzz check format docs pictures sanitize tsan cuda-bridge-check cuda-emulated cuda-host gpu bench soak interrupts conformance frameworks versions wheel clean
 
 demo: $(VENV)/core
 	$(PY) -m bench.demo
@@ -183,16 +183,29 @@ cuda-bridge-check: $(CUDA_CHECK)/core.so $(CUDA_CHECK)/fake_cuda.so
 # CUDA's driver, runtime and kernels (tests/cuda_emulator/README.md). Those pythons need pytest,
 # and what dtr_alloc depends on; the core is that of the virtual environment.
 EMULATED := build/cuda-emulated
+cuda-emulated: EMULATED_TESTS ?= tests/cuda_emulator
 cuda-emulated: $(VENV)/core
 	@test -n "$(CUDA_TORCH_PYTHONS)" || \
 	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
-	$(call package_in,$(EMULATED)/tree)
-	@ln -s "$(CURDIR)"/dtr_alloc/_core.*.so $(EMULATED)/tree/dtr_alloc/
-	@status=0; for python in $(CUDA_TORCH_PYTHONS); do \
-	  DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache "$$python" -m pytest -W ignore \
-	    -p no:cacheprovider -o pythonpath=$(EMULATED)/tree $(PYTEST_ARGS) tests/cuda_emulator \
-	    || status=1; \
-	done; exit $$status
+	$(run_emulated)
+
+# Full-size jobs over a CUDA whose kernels compute nothing (bench/null_cuda): how often steps evict,
+# repeat, search, map and wait. Skipped, with the reason, under a python without a CUDA build of torch.
+cuda-host: EMULATED_TESTS := -rs tests/cuda_emulator/test_null_cuda.py
+cuda-host: CUDA_TORCH_PYTHONS ?= $(abspath $(PY))
+cuda-host: $(VENV)/core
+	$(run_emulated)
+
+define run_emulated
+$(call package_in,$(EMULATED)/tree)
+@ln -s "$(CURDIR)"/dtr_alloc/_core.*.so $(EMULATED)/tree/dtr_alloc/
+@ln -s "$(CURDIR)"/bench $(EMULATED)/tree/
+@status=0; for python in $(CUDA_TORCH_PYTHONS); do \
+  PYTHONPATH=$(abspath $(EMULATED))/tree DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache "$$python" -m pytest -W ignore \
+    -p no:cacheprovider -o pythonpath=$(EMULATED)/tree $(PYTEST_ARGS) $(EMULATED_TESTS) \
+    || status=1; \
+done; exit $$status
+endef
 
 $(CUDA_CHECK)/core.so: $(CORE)
 	mkdir -p $(@D)

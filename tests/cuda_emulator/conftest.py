@@ -142,6 +142,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [
         HERE.parent / "fake_cuda/fake_cuda.cpp",
         HERE / "cudart.cpp",
+        HERE / "runtime_common.cpp",
         HERE / "not_emulated.cpp",
     ]
     line = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]

@@ -18,7 +18,6 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 
 #include <chrono>
 #include <cstdio>
@@ -30,7 +29,6 @@
 #include <mutex>
 #include <set>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -47,6 +45,8 @@ void fake_cuda_capture(uint64_t stream, int on);
 int fake_cuda_device_of(unsigned long long address);
 uint64_t fake_cuda_physical_bytes();
 const char* fake_cuda_violation(uint64_t index);
+// Of runtime_common.cpp.
+const char* cuda_kernel_name(const void* function);
 }
 
 namespace {
@@ -108,12 +108,6 @@ struct State {
 State& state() {
   static State* one = new State;
   return *one;
-}
-
-// Of kernels by the address of their host function. Filled while libraries are loaded.
-std::unordered_map<const void*, const char*>& kernels() {
-  static auto* names = new std::unordered_map<const void*, const char*>;
-  return *names;
 }
 
 thread_local int current_device = 0;
@@ -234,75 +228,22 @@ cudaError_t copy(void* to, const void* from, size_t size, cudaStream_t stream) {
   });
 }
 
-const char* kernel_name(const void* function) {
-  auto found = kernels().find(function);
-  return found == kernels().end() ? "a kernel without a name" : found->second;
-}
-
 cudaError_t refuse_kernel(const void* function) {
-  refuse(std::string("a kernel was launched, and none can run here: ") + kernel_name(function));
+  refuse(std::string("a kernel was launched, and none can run here: ") +
+         cuda_kernel_name(function));
   return result(cudaErrorNotSupported);
-}
-
-CUresult missing_driver_function() {
-  refuse("a driver function was called that is not emulated");
-  return CUDA_ERROR_NOT_SUPPORTED;
 }
 
 }  // namespace
 
-// ---- Errors and versions.
+// ---- Errors.
 
-EXPORT const char* cudaGetErrorName(cudaError_t error) {
-  switch (error) {
-    case cudaSuccess:
-      return "cudaSuccess";
-    case cudaErrorInvalidValue:
-      return "cudaErrorInvalidValue";
-    case cudaErrorMemoryAllocation:
-      return "cudaErrorMemoryAllocation";
-    case cudaErrorNotSupported:
-      return "cudaErrorNotSupported";
-    case cudaErrorNotReady:
-      return "cudaErrorNotReady";
-    case cudaErrorStreamCaptureUnsupported:
-      return "cudaErrorStreamCaptureUnsupported";
-    case cudaErrorStreamCaptureInvalidated:
-      return "cudaErrorStreamCaptureInvalidated";
-    case cudaErrorCapturedEvent:
-      return "cudaErrorCapturedEvent";
-    default:
-      return "cudaErrorUnknown";
-  }
-}
-EXPORT const char* cudaGetErrorString(cudaError_t error) {
-  if (error == cudaErrorMemoryAllocation) return "out of memory";
-  if (error == cudaErrorNotSupported) return "not supported by the stand-in for CUDA's runtime";
-  return cudaGetErrorName(error);
-}
 EXPORT cudaError_t cudaGetLastError() {
   cudaError_t error = last_error;
   last_error = cudaSuccess;
   return error;
 }
 EXPORT cudaError_t cudaPeekAtLastError() { return last_error; }
-EXPORT cudaError_t cudaDriverGetVersion(int* version) {
-  *version = CUDA_VERSION;
-  return cudaSuccess;
-}
-EXPORT cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = CUDART_VERSION;
-  return cudaSuccess;
-}
-EXPORT cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
-                                                    unsigned long long,
-                                                    cudaDriverEntryPointQueryResult* status) {
-  *function = dlsym(RTLD_DEFAULT, symbol);
-  if (!*function) *function = reinterpret_cast<void*>(&missing_driver_function);
-  if (status) *status = cudaDriverEntryPointSuccess;
-  return cudaSuccess;
-}
-
 // ---- Devices.
 
 EXPORT cudaError_t cudaGetDeviceCount(int* devices) {
@@ -364,10 +305,6 @@ EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   }
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaDeviceGetPCIBusId(char* text, int size, int device) {
-  snprintf(text, static_cast<size_t>(size), "0000:%02x:00.0", device + 1);
-  return cudaSuccess;
-}
 EXPORT cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
   *can = 0;
   return cudaSuccess;
@@ -389,9 +326,6 @@ EXPORT cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total - fake_cuda_physical_bytes();
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaProfilerStart() { return cudaSuccess; }
-EXPORT cudaError_t cudaProfilerStop() { return cudaSuccess; }
-
 // ---- Memory.
 
 EXPORT cudaError_t cudaMalloc(void** address, size_t size) {
@@ -544,11 +478,6 @@ EXPORT cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   wait_for(stream);
   std::lock_guard<std::mutex> lock(state().mutex);
   return state().streams.erase(stream) != 0 ? cudaSuccess : result(cudaErrorInvalidResourceHandle);
-}
-EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
-  *least = 0;
-  *greatest = -5;
-  return cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   std::lock_guard<std::mutex> lock(state().mutex);
@@ -737,32 +666,8 @@ EXPORT cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable) {
   return cudaSuccess;
 }
 
-// ---- Kernels: registered, and refused when they are launched.
+// ---- Kernels: refused when they are launched.
 
-EXPORT void** __cudaRegisterFatBinary(void*) {
-  static void* handle = nullptr;
-  return &handle;
-}
-EXPORT void __cudaRegisterFatBinaryEnd(void**) {}
-EXPORT void __cudaUnregisterFatBinary(void**) {}
-EXPORT char __cudaInitModule(void**) { return 1; }
-EXPORT void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
-EXPORT void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int,
-                                   void*, void*, void*, void*, int*) {
-  kernels().emplace(function, name);
-}
-EXPORT cudaError_t __cudaGetKernel(cudaKernel_t* kernel, const void* function) {
-  *kernel = reinterpret_cast<cudaKernel_t>(const_cast<void*>(function));
-  return cudaSuccess;
-}
-EXPORT unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, void*) { return 0; }
-EXPORT cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared,
-                                              void* stream) {
-  *grid = *block = {1, 1, 1};
-  *shared = 0;
-  *static_cast<cudaStream_t*>(stream) = nullptr;
-  return cudaSuccess;
-}
 EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3, dim3, void**, size_t,
                                       cudaStream_t) {
   return refuse_kernel(kernel);
@@ -785,14 +690,6 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* b
                                                                           int, size_t, unsigned) {
   *blocks = 1;
   return cudaSuccess;
-}
-
-// ---- Of the driver, what torch calls and dtr_alloc does not.
-
-EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* active) {
-  *flags = 0;
-  *active = 1;
-  return CUDA_SUCCESS;
 }
 
 // ---- For not_emulated.cpp, kernels.py and tests.

@@ -32,3 +32,21 @@ NOT_EMULATED(cudaMemPoolTrimTo)
 NOT_EMULATED(cudaMemcpyToSymbol)
 NOT_EMULATED(cudaStreamBeginCaptureToGraph)
 NOT_EMULATED(cudaStreamUpdateCaptureDependencies)
+
+// Graphs, and what else the stand-in whose kernels compute nothing leaves out.
+#ifdef NULL_CUDA
+NOT_EMULATED(cudaDeviceEnablePeerAccess)
+NOT_EMULATED(cudaGraphDestroy)
+NOT_EMULATED(cudaGraphExecDestroy)
+NOT_EMULATED(cudaGraphGetNodes)
+NOT_EMULATED(cudaGraphInstantiateWithFlags)
+NOT_EMULATED(cudaGraphLaunch)
+NOT_EMULATED(cudaHostRegister)
+NOT_EMULATED(cudaHostUnregister)
+NOT_EMULATED(cudaLaunchHostFunc)
+NOT_EMULATED(cudaMemcpy2DAsync)
+NOT_EMULATED(cudaMemcpyPeerAsync)
+NOT_EMULATED(cudaStreamAddCallback)
+NOT_EMULATED(cudaStreamBeginCapture)
+NOT_EMULATED(cudaStreamEndCapture)
+#endif

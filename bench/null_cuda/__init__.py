@@ -1,0 +1,1 @@
+"""Full-size CUDA jobs on a machine without a GPU, over a CUDA whose kernels compute nothing."""
