@@ -34,14 +34,16 @@ WAITING = {
 class Trainer:
     """The job of this process, and what it is told to do with it."""
 
-    def __init__(self, job: str, way: str, device: str, tiny: bool) -> None:
+    def __init__(
+        self, job: str, way: str, device: str, tiny: bool, budget: int | str = "unlimited"
+    ) -> None:
         self._name, self._way, self._device = job, way, device
         self._factory = SHAPES[job][1 if tiny else 0]
         self._job: ShapedJob | None = None
         self._done = 0
         if way != "plain":
             # Before the first use of the device: PyTorch cannot change its allocator afterwards.
-            dtr_alloc.enable(budget="unlimited", device=device)
+            dtr_alloc.enable(budget=budget, device=device)
         if way == "allocator":
             dtr_alloc.disable()
         torch.manual_seed(0)

@@ -7,8 +7,8 @@ full-size jobs run, and:
 
 - counts (replays, evictions, searches, chunks, calls) are those of the job, as far as the costs of
   operators, which are modelled, lead to the same evictions;
-- processor times, of the threads that launch, are this machine's, so they are given as ratios to plain PyTorch's, of steps that
-  take turns;
+- processor times, of the threads that launch, are this machine's, so they are given as ratios to
+  plain PyTorch's, of steps that take turns;
 - `modelled` is a calculation, not a measurement of a GPU: a step by the clock of null_cuda.cpp,
   with the prices in bench/results/gpu_mapping.json, and kernels scaled so that plain steps of GPT-2
   medium take what they took in bench/results/gpu_step_time.json.
@@ -39,7 +39,7 @@ LAUNCH_NS = 3000
 """Assumed, not measured: what the host pays for a launch beyond what runs here."""
 HOST_SCALE = 1.0
 """Assumed: the GPU machine's processor is as fast as this one."""
-SETTLING = {"marginal": 3, "adaptive": 60}
+SETTLING = {"marginal": 6, "adaptive": 60}
 """Steps under a budget before those that count, by rule: it is fixed, or learned meanwhile."""
 SHOWN = ("rematerializations", "evictions", "searches", "mapped_chunks", "remaps", "host_waits")
 
@@ -70,24 +70,33 @@ class Trainers:
 
     def __init__(self, preloaded: Path) -> None:
         self._started: list[Remote] = []
-        os.environ |= {"LD_PRELOAD": str(preloaded), "OMP_NUM_THREADS": "1"}
+        self._preloaded = str(preloaded)
         self.device_scale = 1.0
 
-    def start(self, job: str, way: str, rule: str = "marginal", clock: bool = False) -> Remote:
-        """A process that has built the job and warmed up."""
+    def start(
+        self,
+        job: str,
+        way: str,
+        rule: str = "marginal",
+        budget: int | str = "unlimited",
+        clock: bool = False,
+    ) -> Remote:
+        """A process that builds the job and takes the steps that do not count."""
         variables = {
+            "LD_PRELOAD": self._preloaded,
             "NULL_CUDA_DEVICE_SCALE": str(self.device_scale),
             "DTR_ALLOC_HEURISTIC": rule,
         }
         if clock:
             variables |= {"NULL_CUDA_PRICES": prices(), "NULL_CUDA_HOST_SCALE": str(HOST_SCALE)}
         os.environ |= variables
-        started = Remote("bench.null_cuda.trainer", "--job", job, "--way", way)
+        arguments = ["--job", job, "--way", way, "--budget", str(budget)]
+        started = Remote("bench.null_cuda.trainer", *arguments)
         for name in variables:
             del os.environ[name]
         self._started.append(started)
         started.need("build")
-        started.need("host", count=4)
+        started.need("host", count=4 if budget == "unlimited" else SETTLING[rule])
         return started
 
     def calibrate(self) -> None:
@@ -131,42 +140,46 @@ def turns(ways: dict[str, Remote], rounds: int, block: int) -> dict[str, dict[st
 def measure(
     job: str, rule: str, trainers: Trainers, steps: int, rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """The rows of a job: without a limit, and at each fraction of its activation memory."""
+    """The rows of a job: without a limit, and at each fraction of its activation memory. Each
+    budget has a process of its own, which is given it when it starts."""
     plain = trainers.start(job, "plain")
-    ours, modelled = (trainers.start(job, "dtr_alloc", rule, clock) for clock in (False, True))
-    seen = ours.need("steps", count=2)
+    free = trainers.start(job, "dtr_alloc", rule)
+    seen = free.need("steps", count=2)
     profile = Profile(seen["idle_bytes"], seen["peak_bytes"])
-    plain_ms = plain.need("host", count=2)["calls"]["device_ns"] / 2e6
     for fraction in (None, *FRACTIONS):
         row: dict[str, Any] = {"job": job, "rule": rule, "budget_fraction": fraction}
-        settling = 3
+        ours = free
         if fraction is not None:
-            settling = SETTLING[rule]
             row["budget_bytes"] = profile.budget(fraction)
-            for trainer in (ours, modelled):
-                trainer.need("budget", size_bytes=row["budget_bytes"])
-        for trainer in (ours, modelled):
-            trainer.send("host", count=settling)
-        for trainer in (ours, modelled):
-            trainer.receive()
-        timed = modelled.need("host", count=steps)["calls"]
+            ours = trainers.start(job, "dtr_alloc", rule, row["budget_bytes"])
         taken = turns({"plain": plain, "ours": ours}, rounds, steps)
+        ours.close()
         host_ms, plain_host_ms = taken["ours"]["host_ms"], taken["plain"]["host_ms"]
         row |= row_of(taken["ours"], steps)
-        step_ms = timed["end_ns"] / steps / 1e6
         yield row | {
             "host_ratio": round(host_ms / plain_host_ms, 2),
             "host_ms": round(host_ms, 1),
             "plain_host_ms": round(plain_host_ms, 1),
             "added_ns_an_operator": round(1e6 * (host_ms - plain_host_ms) / row["operators"]),
-            "modelled": {
-                "ratio": round(step_ms / plain_ms, 2),
-                "step_ms": round(step_ms, 1),
-                "plain_device_ms": round(plain_ms, 1),
-                "device_starves_ms": round(timed["starved_ns"] / steps / 1e6, 1),
-                "host_waits_ms": round(timed["full_ns"] / steps / 1e6, 1),
-            },
+            "plain_device_ms": round(taken["plain"]["calls"]["device_ns"] / steps / 1e6, 1),
         }
+
+
+def modelled(row: dict[str, Any], trainers: Trainers, steps: int, rounds: int) -> dict[str, Any]:
+    """The step of a row by the clock of null_cuda.cpp, against the device's time of a plain one."""
+    budget = row.get("budget_bytes", "unlimited")
+    trainer = trainers.start(row["job"], "dtr_alloc", row["rule"], budget, clock=True)
+    blocks = [trainer.need("host", count=steps)["calls"] for _ in range(rounds)]
+    trainer.close()
+    # The processor is shared with others, which only makes steps longer.
+    timed = min(blocks, key=lambda calls: calls["end_ns"])
+    step_ms = timed["end_ns"] / steps / 1e6
+    return {
+        "ratio": round(step_ms / row["plain_device_ms"], 2),
+        "step_ms": round(step_ms, 1),
+        "device_starves_ms": round(timed["starved_ns"] / steps / 1e6, 1),
+        "host_waits_ms": round(timed["full_ns"] / steps / 1e6, 1),
+    }
 
 
 def main() -> None:
@@ -186,6 +199,7 @@ def main() -> None:
         for job in given.job or JOBS:
             for rule in given.rule or SETTLING:
                 for row in measure(job, rule, trainers, given.steps, given.rounds):
+                    row["modelled"] = modelled(row, trainers, given.steps, given.rounds)
                     print(json.dumps(row), file=sys.stderr, flush=True)
                     rows.append(row)
                 trainers.close()

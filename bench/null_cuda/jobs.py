@@ -10,7 +10,7 @@ from bench.gpu.shapes import Gpt2Medium, ShapedJob
 
 
 class LlamaBlock(nn.Module):
-    """Rotary attention and a gated MLP, normalized by root mean squares; x is (batch, tokens, width)."""
+    """Rotary attention and a gated MLP, each after a norm; x is (batch, tokens, width)."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -32,44 +32,37 @@ class LlamaBlock(nn.Module):
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
 
-class Llama(ShapedJob):
+class LlamaModel(nn.Module):
+    """Token ids (batch, tokens) to logits (batch, tokens, vocabulary)."""
+
+    angles: Tensor
+
+    def __init__(self, vocabulary: int, tokens: int, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(LlamaBlock(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocabulary, bias=False)
+        self.register_buffer("angles", torch.empty(tokens, width // heads))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        cos, sin = torch.cos(self.angles), torch.sin(self.angles)
+        x = self.token(ids)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return self.head(self.norm(x))
+
+
+class Llama(Gpt2Medium):
     """32 layers of width 1024, 16 heads, 1024 tokens, fused AdamW."""
 
-    BATCH, TOKENS, WIDTH, HEADS, LAYERS, VOCABULARY = 4, 1024, 1024, 16, 32, 32000
+    BATCH, LAYERS, VOCABULARY = 4, 32, 32000
 
     def build(self) -> None:
-        self.model = self.add_module(
-            "llama",
-            nn.ModuleDict(
-                {
-                    "token": nn.Embedding(self.VOCABULARY, self.WIDTH),
-                    "blocks": nn.ModuleList(
-                        LlamaBlock(self.WIDTH, self.HEADS) for _ in range(self.LAYERS)
-                    ),
-                    "norm": nn.RMSNorm(self.WIDTH),
-                    "head": nn.Linear(self.WIDTH, self.VOCABULARY, bias=False),
-                }
-            ),
-        )
+        shape = (self.VOCABULARY, self.TOKENS, self.WIDTH, self.HEADS, self.LAYERS)
+        self.model = self.add_module("llama", LlamaModel(*shape))
         self.optimizers["adamw"] = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        shape = (self.batch(self.BATCH), self.TOKENS + 1)
-        self.ids = torch.randint(self.VOCABULARY, shape, device=self.device)
-        self.angles = torch.randn(self.TOKENS, self.WIDTH // self.HEADS, device=self.device)
-
-    def train(self, i: int) -> Tensor:
-        self.optimizers["adamw"].zero_grad()
-        parts = self.modules["llama"]
-        with self.autocast():
-            cos, sin = self.angles.cos(), self.angles.sin()
-            x = parts.token(self.ids[:, :-1])
-            for block in parts.blocks:
-                x = block(x, cos, sin)
-            loss = F.cross_entropy(
-                parts.head(parts.norm(x)).flatten(0, 1), self.ids[:, 1:].flatten()
-            )
-        loss.backward()
-        self.optimizers["adamw"].step()
-        return loss
+        ids = (self.batch(self.BATCH), self.TOKENS + 1)
+        self.ids = torch.randint(self.VOCABULARY, ids, device=self.device)
 
 
 class Bert(Gpt2Medium):

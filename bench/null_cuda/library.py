@@ -10,7 +10,7 @@ import torch
 from dtr_alloc import compiler
 from dtr_alloc.torch import bridge
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     ROOT / "bench/null_cuda/null_cuda.cpp",
     ROOT / "tests/cuda_emulator/runtime_common.cpp",

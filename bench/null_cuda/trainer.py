@@ -25,7 +25,7 @@ def _leave(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 class Trainer(trainer.Trainer):
     """The job of this process, and what its steps ask of CUDA."""
 
-    def __init__(self, job: str, way: str) -> None:
+    def __init__(self, job: str, way: str, budget: int | str) -> None:
         library = ctypes.CDLL("libcuda.so.1")
         self._read = library.null_cuda_counts
         self._read.restype = ctypes.c_char_p
@@ -35,7 +35,7 @@ class Trainer(trainer.Trainer):
         torch.set_num_threads(1)
         torch.backends.cuda.enable_cudnn_sdp(False)  # cuDNN is not there
         trainer.SHAPES[job] = (JOBS[job], JOBS[job])
-        super().__init__(job, way, "cuda", tiny=False)
+        super().__init__(job, way, "cuda", tiny=False, budget=budget)
 
     def host(self, count: int) -> dict[str, Any]:
         """Trains `count` steps: processor ns of each, of the threads that launch kernels, and what
@@ -67,9 +67,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--job", choices=tuple(JOBS), required=True)
     parser.add_argument("--way", choices=trainer.WAYS, required=True)
+    parser.add_argument("--budget", default="unlimited")
     given = parser.parse_args()
-    told = Trainer(given.job, given.way)
-    serve({name: getattr(told, name) for name in ("build", "budget", "steps", "host")})
+    told = Trainer(given.job, given.way, given.budget)
+    serve({name: getattr(told, name) for name in ("build", "steps", "host")})
 
 
 if __name__ == "__main__":

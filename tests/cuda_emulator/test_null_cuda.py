@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 
 @pytest.fixture(scope="module")
-def counts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[float | None, dict]]:
+def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[float | None, dict]:
     """What a step of GPT-2 medium adds, by the fraction of its activation memory."""
     from bench.null_cuda import library
     from bench.null_cuda.__main__ import Trainers, measure
@@ -19,7 +18,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[float | No
     with closing(Trainers(library.build(folder))) as trainers:
         trainers.calibrate()
         rows = list(measure("gpt2_medium", "marginal", trainers, steps=3, rounds=1))
-    yield {row["budget_fraction"]: row for row in rows}
+    return {row["budget_fraction"]: row for row in rows}
 
 
 def test_a_step_has_the_operators_that_it_had_on_a_device(counts: dict) -> None:
