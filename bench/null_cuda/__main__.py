@@ -26,6 +26,7 @@ from contextlib import closing
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from bench.gpu.remote import Remote
 from bench.measure import Profile
@@ -84,16 +85,17 @@ class Trainers:
         """A process that builds the job and takes the steps that do not count."""
         variables = {
             "LD_PRELOAD": self._preloaded,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "PYTHONSAFEPATH": "1",  # the modules of this process, whatever lies in its folder
             "NULL_CUDA_DEVICE_SCALE": str(self.device_scale),
             "DTR_ALLOC_HEURISTIC": rule,
         }
         if clock:
             variables |= {"NULL_CUDA_PRICES": prices(), "NULL_CUDA_HOST_SCALE": str(HOST_SCALE)}
-        os.environ |= variables
         arguments = ["--job", job, "--way", way, "--budget", str(budget)]
-        started = Remote("bench.null_cuda.trainer", *arguments)
-        for name in variables:
-            del os.environ[name]
+        with patch.dict(os.environ, variables):
+            started = Remote("bench.null_cuda.trainer", *arguments)
         self._started.append(started)
         started.need("build")
         started.need("host", count=4 if budget == "unlimited" else SETTLING[rule])
