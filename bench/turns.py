@@ -53,8 +53,8 @@ class Child(ABC):
             raise Ended(found)
         return found
 
-    def step(self, patience: float = MOST_SECONDS) -> tuple[float, float]:
-        """Seconds of the processor, and of the wall clock."""
+    def step(self, patience: float = MOST_SECONDS) -> tuple[float, ...]:
+        """Seconds of the processor, of the wall clock, and of what else the work measures."""
         self._pipe.send(True)
         return self.answer(patience)
 
@@ -137,7 +137,7 @@ class Turns:
 
     def run(self, rounds: int) -> None:
         """Takes the turns, and then gives each way that trains its ratios and what differs."""
-        times: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        times: dict[str, list[tuple[float, ...]]] = defaultdict(list)
         for _ in range(rounds):
             for way in list(self._workers):
                 try:
@@ -156,7 +156,7 @@ class Turns:
             pairs = list(zip(times[way], times["plain"], strict=True))
             for key, clock in (("ratio", 0), ("wall_ratio", 1)):
                 self.ways[way][key] = median(a[clock] / b[clock] for a, b in pairs)
-        self.ways["plain"]["step_seconds"] = median(cpu for cpu, _ in times["plain"])
+        self.ways["plain"]["step_seconds"] = median(cpu for cpu, *_ in times["plain"])
         self.times = times
 
     def _lose(self, way: str, end: Ended) -> None:

@@ -11,8 +11,8 @@ the reason.
   step adds to that. With checkpointing, the default trains in its memory, too.
 - The ways to train a job in a budget and plain PyTorch take turns, a step each, in processes of
   their own on one thread, with a malloc that keeps its memory.
-- Ratios are of the time of the processor to plain PyTorch's: of the first FIRST steps together, and
-  the median of the last LAST.
+- Ratios are of the time of the processor to plain PyTorch's: of the first FIRST steps together, of
+  these in the thread that trains, and the median of the last LAST.
 - Losses, parameters, gradients, states of optimizers and generators are compared bit by bit at the
   end.
 - A way is ended if a step takes more than PATIENCE times as long as a plain one.
@@ -83,15 +83,16 @@ def measure(
             if way != "plain":
                 row.pop("step_seconds", None)
                 if len(times) >= FIRST:
-                    row["first"] = _sum(times[:FIRST]) / _sum(plain[:FIRST])
+                    row["first"] = _sum(times, 0) / _sum(plain, 0)
+                    row["first_thread"] = _sum(times, 2) / _sum(plain, 2)
                 if len(times) == steps:
                     pairs = list(zip(times, plain, strict=True))[FIRST:][-LAST:]
                     row["late"] = median(way[0] / plain[0] for way, plain in pairs)
             yield row
 
 
-def _sum(times: list[tuple[float, float]]) -> float:
-    return sum(cpu for cpu, _ in times)
+def _sum(times: list[tuple[float, ...]], clock: int) -> float:
+    return sum(step[clock] for step in times[:FIRST])
 
 
 def parse_checkouts(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, Path]:

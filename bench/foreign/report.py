@@ -9,7 +9,11 @@ from bench.peers.report import EVEN, table
 PRESETS = ("dtr-full", "dtr-eqclass")
 EDITED = "checkpoint"
 COLUMNS = ("job", "share", "default", "plan", *PRESETS, EDITED, "other bits")
-PARTS = {"first": "in the first five steps", "late": "in the last ten"}
+PARTS = {
+    "first": "in the first five steps",
+    "first_thread": "in the thread that trains in these",
+    "late": "in the last ten",
+}
 
 Row = dict[str, dict[str, Any]]
 """The cells of a job and a budget, by method."""
@@ -53,7 +57,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
         return ""
     if cell["outcome"] != "trains":
         return f"step {cell['trained_steps'] + 1}: {cell['outcome'][:60]}"
-    return f"{cell['first']:.2f}, {cell['late']:.2f}"
+    return ", ".join(f"{cell[part]:.2f}" for part in PARTS)
 
 
 def _plan(cell: dict[str, Any]) -> str:
@@ -73,7 +77,7 @@ def summary(document: dict[str, Any]) -> str:
     return (
         f"The default trains in {len(trains)} of {len(ours)} cells, with a plan in {planned} and "
         f"other bits in {other}. A published preset is more than {EVEN:.0%} ahead, or trains where "
-        f"the default does not, {' and '.join(lost)}. {skipped} jobs were skipped."
+        f"the default does not, {', '.join(lost)}. {skipped} jobs were skipped."
     )
 
 

@@ -116,18 +116,18 @@ def test_on_foreign_jobs_the_default_is_behind_where_a_preset_alone_trains_or_is
         return about | {"outcome": "trains", "differs": [], "planned_since": None} | found
 
     cells = [
-        cell("default", "even", first=1.5, late=1.2, planned_since=13, planned_steps=27),
-        cell("dtr-full", "even", first=1.48, late=1.4, differs=["loss"]),
-        cell("default", "late", first=1.2, late=1.6),
-        cell("dtr-eqclass", "late", first=1.3, late=1.5),
+        cell("default", "even", first=1.5, first_thread=1.3, late=1.2, planned_since=13, planned_steps=27),
+        cell("dtr-full", "even", first=1.48, first_thread=1.48, late=1.4, differs=["loss"]),
+        cell("default", "late", first=1.2, first_thread=1.1, late=1.6),
+        cell("dtr-eqclass", "late", first=1.3, first_thread=1.3, late=1.5),
         cell("default", "fails", outcome="OutOfMemoryError: no place", trained_steps=7),
-        cell("dtr-full", "fails", first=2.0, late=2.0),
+        cell("dtr-full", "fails", first=2.0, first_thread=2.0, late=2.0),
     ]
     skipped = [{"job": "absent", "skipped": "no package"}]
     document = {"cells": cells, "jobs": skipped}
     assert [line[2] for line in foreign.lines(document)] == [
-        "1.50, 1.20",
-        "1.20, 1.60 *",
+        "1.50, 1.30, 1.20",
+        "1.20, 1.10, 1.60 *",
         "step 8: OutOfMemoryError: no place *",
     ]
     assert foreign.lines(document)[0][3] == "since 14, 27 steps"
@@ -135,6 +135,7 @@ def test_on_foreign_jobs_the_default_is_behind_where_a_preset_alone_trains_or_is
     assert foreign.summary(document) == (
         "The default trains in 2 of 3 cells, with a plan in 1 and other bits in 0. A published "
         "preset is more than 2% ahead, or trains where the default does not, in the first five "
-        "steps in 1 and in the last ten in 2. 1 jobs were skipped."
+        "steps in 1, in the thread that trains in these in 1, in the last ten in 2. 1 jobs were "
+        "skipped."
     )
     assert "- absent: no package" in foreign.markdown(document)
