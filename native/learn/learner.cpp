@@ -230,13 +230,16 @@ StepTuner::Next StepTuner::next(Following& now, Deferred&, std::unique_lock<Engi
     follow_usual();
     return found_nothing();
   }
+  if (is_bad && !now.usual && known_) return follow(*std::exchange(known_, std::nullopt));
   if (is_bad && may_record(windows.count)) return again(windows.count);
   if (is_bad && has_plan && cost > usual_cost_ + kGain) {
     follow_usual();
     return watch(usual_cost_);
   }
   if (!now.usual && step_.period == 0 && times_ == 1) return again(windows.count);
+  if (!now.usual) known_.reset();
   if (is_bad || !now.usual) now.usual = {cost, misses};
+  if (now.improvable) improve(*std::exchange(now.improvable, std::nullopt));
   if (!task_ || !task_->is_done) return std::nullopt;
   if (std::optional<Rehearsal::Found> found = take_found()) {
     before_ = now.usual->cost;
@@ -268,6 +271,7 @@ bool StepTuner::may_record(uint32_t windows) {
 }
 
 StepTuner::State StepTuner::again(uint32_t windows) {
+  known_.reset();
   if (task_) task_->progress.cancelled = true;
   if (may_record(windows)) return Idle{};
   return Done{};
@@ -372,6 +376,7 @@ StepTuner::Next StepTuner::search(const Recording& of, Deferred& deferred,
   }
   task_ = std::make_shared<Task>();
   task_->program = log_.last_steps(step_);
+  own_ns_ = static_cast<double>(std::max<int64_t>(task_->program.cost_ns, 1));
   task_->memory = simulated_memory();
   add_held(task_->memory);
   if (step_.period > 0) slab_bytes_ = task_->memory.slab_bytes;
@@ -488,27 +493,35 @@ void StepTuner::Task::end_thread() {
 StepTuner::State StepTuner::follow(Rehearsal::Found found) {
   const bool is_first = std::holds_alternative<Searching>(state_);
   parts_.follow(found.policy);
-  const auto own_ns = static_cast<double>(std::max<int64_t>(task_->program.cost_ns, 1));
   followed_ =
-      Followed{found.has_plan(), found.cost_ns / own_ns, found.repeats, 1 + operators_ / pace()};
+      Followed{found.has_plan(), found.cost_ns / own_ns_, found.repeats, 1 + operators_ / pace()};
   parts_.follow_plan(found.plan);
-  if (is_first && found.has_plan()) {
-    task_->start(
-        [known = std::move(found)](const Rehearsal& rehearsal) {
-          std::optional<Rehearsal::Found> wider = rehearsal.wider(known);
-          std::optional<Rehearsal::Found> better = rehearsal.better(wider ? *wider : known);
-          return better ? better : wider;
-        },
-        true);
-  } else {
+  Following following{new_windows()};
+  if (is_first && found.has_plan())
+    following.improvable = std::move(found);
+  else
     end_search();
-  }
-  return Following{new_windows()};
+  return following;
+}
+
+// The plan has moved what stays in the heap to its own places. A better one begins from these.
+void StepTuner::improve(Rehearsal::Found known) {
+  task_->memory = simulated_memory();
+  add_held(task_->memory);
+  known_ = known;
+  task_->start(
+      [known = std::move(known)](const Rehearsal& rehearsal) {
+        std::optional<Rehearsal::Found> wider = rehearsal.wider(known);
+        std::optional<Rehearsal::Found> better = rehearsal.better(wider ? *wider : known);
+        return better ? better : wider;
+      },
+      true);
 }
 
 void StepTuner::follow_usual() {
   parts_.follow(usual_);
   followed_.reset();
+  known_.reset();
   parts_.follow_plan({});
   if (task_) task_->progress.cancelled = true;
 }
@@ -597,6 +610,7 @@ void StepTuner::forget(Deferred& deferred) {
   times_ = 0;
   slab_bytes_.reset();
   followed_.reset();
+  known_.reset();
   advised_ = {};
 }
 
