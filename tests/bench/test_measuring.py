@@ -116,7 +116,15 @@ def test_on_foreign_jobs_the_default_is_behind_where_a_preset_alone_trains_or_is
         return about | {"outcome": "trains", "differs": [], "planned_since": None} | found
 
     cells = [
-        cell("default", "even", first=1.5, first_thread=1.3, late=1.2, planned_since=13, planned_steps=27),
+        cell(
+            "default",
+            "even",
+            first=1.5,
+            first_thread=1.3,
+            late=1.2,
+            planned_since=13,
+            planned_steps=27,
+        ),
         cell("dtr-full", "even", first=1.48, first_thread=1.48, late=1.4, differs=["loss"]),
         cell("default", "late", first=1.2, first_thread=1.1, late=1.6),
         cell("dtr-eqclass", "late", first=1.3, first_thread=1.3, late=1.5),
