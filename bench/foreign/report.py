@@ -57,7 +57,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
         return ""
     if cell["outcome"] != "trains":
         return f"step {cell['trained_steps'] + 1}: {cell['outcome'][:60]}"
-    return ", ".join(f"{cell[part]:.2f}" for part in PARTS)
+    return ", ".join(f"{cell[part]:.2f}" for part in PARTS if part in cell)
 
 
 def _plan(cell: dict[str, Any]) -> str:
