@@ -72,7 +72,8 @@ def summary(document: dict[str, Any]) -> str:
     trains = [row for row in ours if row["default"]["outcome"] == "trains"]
     other = sum(bool(row["default"]["differs"]) for row in trains)
     planned = sum(row["default"]["planned_since"] is not None for row in trains)
-    lost = [f"{PARTS[part]} in {sum(behind(row, part) for row in ours)}" for part in PARTS]
+    measured = [part for part in PARTS if any(part in row["default"] for row in ours)]
+    lost = [f"{PARTS[part]} in {sum(behind(row, part) for row in ours)}" for part in measured]
     skipped = sum("skipped" in job for job in document["jobs"])
     return (
         f"The default trains in {len(trains)} of {len(ours)} cells, with a plan in {planned} and "
