@@ -19,12 +19,13 @@ constexpr uint64_t kFirstLook = 512;  // operators
 constexpr uint64_t kMostOperators = 1 << 17;
 // Where nothing is repeated in so many, the steps are taken to differ, at first; and so many stand for
 // a step.
-constexpr uint64_t kStretch = 1 << 14;
+constexpr uint64_t kStretch = 1 << 15;
 constexpr uint64_t kPace = 1 << 11;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
 constexpr uint32_t kMostTimes = 6;          // that it records in a row: with fewer windows between
 constexpr uint32_t kLongWindows = 500;
-constexpr uint64_t kRecorded = 3;  // steps, before they are played
+constexpr uint64_t kRecorded = 3;     // steps, before they are played
+constexpr uint64_t kLooksOfStep = 4;  // while it is known, and has not been recorded so often
 // A gain below this share of a step's compute is none.
 constexpr double kGain = 0.01;
 // What a step may repeat above what it did, as a share of it and of its own compute, before the job
@@ -178,7 +179,10 @@ StepTuner::Next StepTuner::next(Recording& now, Deferred& deferred,
                        log_.numbers() >= kMostNumbers;
   // A first step fills memory, and is what the others are foreseen by.
   const bool is_known = step_.steps >= kRecorded;
-  if (step_.period > 0) step_ns_ = log_.cost_of_last(step_.period);
+  if (step_.period > 0) {
+    step_ns_ = log_.cost_of_last(step_.period);
+    now.next_look = std::min(now.next_look, now.operators + step_.period / kLooksOfStep + 1);
+  }
   if (!is_known && !is_long) return std::nullopt;
   pace_ns_ = log_.cost_of_last(pace());
   if (evictions() == now.evictions || repeats_since(recent_mark(now)) < Rehearsal::kLeastGain) {

@@ -241,10 +241,9 @@ std::optional<Rehearsal::Found> Rehearsal::plan_of(Schedule schedule, Trajectory
     uint64_t& bytes = schedule.budget_bytes;
     if (has_spare)
       bytes += spare;
-    else if (needed > limit)
-      bytes -= std::min(bytes, needed - limit);
     else
-      bytes = static_cast<uint64_t>(kLessForAddresses * static_cast<double>(bytes));
+      bytes = std::min(bytes - std::min(bytes, needed - std::min(needed, limit)),
+                       static_cast<uint64_t>(kLessForAddresses * static_cast<double>(bytes)));
     trajectory = {};
     if (!play_bytes(schedule, most_ns, work_of_play(allowance), &trajectory)) break;
   }
@@ -257,7 +256,8 @@ std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
                                                  double usual_ns) const {
   const auto own_ns = static_cast<double>(program_.cost_ns);
   const uint64_t operators = program_.calls.size();
-  const Allowance allowance = allow(kLeastFirstWork + kFirstWork * operators);
+  const uint64_t work = kLeastFirstWork + kFirstWork * operators;
+  const Allowance allowance = allow(work);
   const double most_ns = std::min(usual_ns - kLittle * own_ns, kHopeless * own_ns);
   std::vector<EvictionPolicy> first = policies();
   first.resize(kFirstChoices);
@@ -269,7 +269,8 @@ std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
     const Schedule schedule{policy, memory_.budget_bytes, 0};
     Trajectory played;
     const std::optional<double> again_ns =
-        play_bytes(schedule, best ? best->again_ns : most_ns, work_of_play(allowance), &played);
+        play_bytes(schedule, best ? best->again_ns : most_ns,
+                   std::min(work_of_play(allowance), work / kFirstChoices), &played);
     if (!again_ns) continue;
     best = schedule;
     best->again_ns = *again_ns;
