@@ -19,7 +19,7 @@ constexpr uint64_t kFirstLook = 512;  // operators
 constexpr uint64_t kMostOperators = 1 << 17;
 // Where nothing is repeated in so many, the steps are taken to differ, at first; and so many stand for
 // a step.
-constexpr uint64_t kStretch = 1 << 15;
+constexpr uint64_t kStretch = 3 << 14;
 constexpr uint64_t kPace = 1 << 11;
 constexpr uint64_t kMostNumbers = 1 << 23;  // 64 MiB
 constexpr uint32_t kMostTimes = 6;          // that it records in a row: with fewer windows between

@@ -166,7 +166,7 @@ class TestPolicy:
     def test_a_job_whose_steps_all_differ_has_no_plan_and_no_cliff(
         self, lstm: tuple[Profile, Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """What it did in its first 32,768 operators stands for the others."""
+        """What it did in its first 49,152 operators stands for the others."""
         shape, costs = lstm
         monkeypatch.setitem(JOBS, "ragged", RaggedLstm)
         free, _counters = train("ragged", 1 << 30, costs)
