@@ -189,8 +189,8 @@ class TestPolicy:
 
     @pytest.mark.long
     def test_a_better_plan_takes_over_and_the_bits_stay(self) -> None:
-        """How many steps that takes depends on the machine: it is beside the job. With none the bits
-        are those of the first plan."""
+        """How many steps that takes depends on the machine: it is beside the job. Where none was
+        found in time, the bits are those of the first plan."""
         shape, _free = profile("unet", 3)
         steps, until = 0, 300
         with dtr_alloc.session(budget=shape.budget(0.3), device="cpu"):
