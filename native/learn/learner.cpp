@@ -234,20 +234,21 @@ StepTuner::Next StepTuner::next(Following& now, Deferred&, std::unique_lock<Engi
     follow_usual();
     return found_nothing();
   }
-  if (is_bad && !now.usual && known_) return follow(*std::exchange(known_, std::nullopt));
+  if (is_bad && !now.usual && now.fallback) return follow(std::move(*now.fallback));
   if (is_bad && may_record(windows.count)) return again(windows.count);
   if (is_bad && has_plan && cost > usual_cost_ + kGain) {
     follow_usual();
     return watch(usual_cost_);
   }
   if (!now.usual && step_.period == 0 && times_ == 1) return again(windows.count);
-  if (!now.usual) known_.reset();
+  if (!now.usual && now.improvable) improve(*now.improvable);
   if (is_bad || !now.usual) now.usual = {cost, misses};
-  if (now.improvable) improve(*std::exchange(now.improvable, std::nullopt));
   if (!task_ || !task_->is_done) return std::nullopt;
   if (std::optional<Rehearsal::Found> found = take_found()) {
     before_ = now.usual->cost;
-    return follow(std::move(*found));
+    Following better = follow(std::move(*found));
+    better.fallback = std::move(now.improvable);
+    return better;
   }
   end_search();
   return std::nullopt;
@@ -275,7 +276,6 @@ bool StepTuner::may_record(uint32_t windows) {
 }
 
 StepTuner::State StepTuner::again(uint32_t windows) {
-  known_.reset();
   if (task_) task_->progress.cancelled = true;
   if (may_record(windows)) return Idle{};
   return Done{};
@@ -494,7 +494,7 @@ void StepTuner::Task::end_thread() {
 
 // ---- following ----
 
-StepTuner::State StepTuner::follow(Rehearsal::Found found) {
+StepTuner::Following StepTuner::follow(Rehearsal::Found found) {
   const bool is_first = std::holds_alternative<Searching>(state_);
   parts_.follow(found.policy);
   followed_ =
@@ -509,12 +509,11 @@ StepTuner::State StepTuner::follow(Rehearsal::Found found) {
 }
 
 // The plan has moved what stays in the heap to its own places. A better one begins from these.
-void StepTuner::improve(Rehearsal::Found known) {
+void StepTuner::improve(const Rehearsal::Found& known) {
   task_->memory = simulated_memory();
   add_held(task_->memory);
-  known_ = known;
   task_->start(
-      [known = std::move(known)](const Rehearsal& rehearsal) {
+      [known](const Rehearsal& rehearsal) {
         std::optional<Rehearsal::Found> wider = rehearsal.wider(known);
         std::optional<Rehearsal::Found> better = rehearsal.better(wider ? *wider : known);
         return better ? better : wider;
@@ -525,7 +524,6 @@ void StepTuner::improve(Rehearsal::Found known) {
 void StepTuner::follow_usual() {
   parts_.follow(usual_);
   followed_.reset();
-  known_.reset();
   parts_.follow_plan({});
   if (task_) task_->progress.cancelled = true;
 }
@@ -614,7 +612,6 @@ void StepTuner::forget(Deferred& deferred) {
   times_ = 0;
   slab_bytes_.reset();
   followed_.reset();
-  known_.reset();
   advised_ = {};
 }
 

@@ -11,8 +11,9 @@
 //             job goes on. The search for the first plan has the job's priority, once: it is short.
 //  Following  What was found is followed, or, if nothing was, the options' policy. A policy decides as
 //             any other, operator by operator, and a plan is left where the job differs: so any step is
-//             as right as one that was recorded. A better plan than the first is searched for on the thread,
-//             once, with what processors have left. If it costs more, the first comes back.
+//             as right as one that was recorded. Once a first plan has proven good, a better one is
+//             searched for on the thread, once, with what processors have left. If that costs more, the
+//             first comes back.
 //  Done       Nothing more is looked for.
 //
 // The steps under a plan are compared with those before, and with what it promised. One that costs more
@@ -126,7 +127,8 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
     Windows windows;
     std::optional<Usual> usual = {};
     bool is_doubted = false;                          // it did too little in the last steps
-    std::optional<Rehearsal::Found> improvable = {};  // a first plan, until it has proven good
+    std::optional<Rehearsal::Found> improvable = {};  // a first plan
+    std::optional<Rehearsal::Found> fallback = {};    // the first plan, under one to be better
   };
   struct Done {};
   using State = std::variant<Idle, Recording, Resting, Searching, Following, Done>;
@@ -150,8 +152,8 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
   // As things are, and to record again once they cost more.
   State watch(double cost);
   Next search(const Recording& of, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  State follow(Rehearsal::Found found);
-  void improve(Rehearsal::Found known);
+  Following follow(Rehearsal::Found found);
+  void improve(const Rehearsal::Found& known);
   void follow_usual();
   // What was searched for, if the thread has ended.
   std::optional<Rehearsal::Found> take_found();
@@ -200,8 +202,7 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
   int64_t pace_ns_ = 0;
   uint32_t times_ = 0;  // that it has recorded in a row
   std::optional<Followed> followed_;
-  double own_ns_ = 1;                      // of the step that was searched for
-  std::optional<Rehearsal::Found> known_;  // the plan to go back to if a better one is none
+  double own_ns_ = 1;                   // of the step that was searched for
   double before_ = 0;                   // what steps cost before, in terms of the job's own compute
   EvictionPolicy usual_;                // the options' policy
   double usual_cost_ = 0;               // and what steps cost by it

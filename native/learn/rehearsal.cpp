@@ -34,7 +34,7 @@ constexpr uint64_t kPlayWork = 900, kLeastPlayWork = 10'000'000;
 constexpr uint64_t kMostWork = 200'000'000;
 // Schedules of one policy are tried for a first plan, until one has addresses.
 constexpr uint32_t kFirstTries = 4;
-// Where there is room for a schedule, and yet no addresses, the next has this share of its memory.
+// Where there are no addresses for a schedule, the next has this share of its memory at most.
 constexpr double kLessForAddresses = 0.97;
 // And where this share of the room is left, it has that, too.
 constexpr double kSpare = 0.01;
@@ -231,9 +231,10 @@ std::optional<Rehearsal::Found> Rehearsal::plan_of(Schedule schedule, Trajectory
     const uint64_t limit = limit_of(step, memory_.pool_bytes),
                    needed = step.bytes_with(memory_.held);
     const uint64_t spare = limit - std::min(limit, needed);
+    const uint64_t excess = needed - std::min(needed, limit);
     const bool has_spare =
         tries == 0 && static_cast<double>(spare) > kSpare * static_cast<double>(limit);
-    if (needed <= limit && !has_spare)
+    if (excess == 0 && !has_spare)
       if (std::optional<Found> found =
               follow(schedule, trajectory, most_ns, work_of_play(allowance)))
         return found;
@@ -242,7 +243,7 @@ std::optional<Rehearsal::Found> Rehearsal::plan_of(Schedule schedule, Trajectory
     if (has_spare)
       bytes += spare;
     else
-      bytes = std::min(bytes - std::min(bytes, needed - std::min(needed, limit)),
+      bytes = std::min(bytes - std::min(bytes, excess),
                        static_cast<uint64_t>(kLessForAddresses * static_cast<double>(bytes)));
     trajectory = {};
     if (!play_bytes(schedule, most_ns, work_of_play(allowance), &trajectory)) break;
