@@ -301,8 +301,7 @@ def _figures(name: str, spinning: int) -> dict[str, Any]:
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--job", "jobs", multiple=True, type=click.Choice(NAMES), help="Default: all.")
-@click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
-@click.option("--smoke", is_flag=True, help="One job.")
+@results.options("One job.")
 @click.option("--spinning", default=0, metavar="N", help="Compare advice beside N busy processes.")
 @click.option("--rounds", default=ROUNDS, show_default=True, metavar="R", help="Of that.")
 def main(jobs: tuple[str, ...], path: str | None, smoke: bool, spinning: int, rounds: int) -> None:
@@ -310,9 +309,7 @@ def main(jobs: tuple[str, ...], path: str | None, smoke: bool, spinning: int, ro
     names = jobs or (("mlp",) if smoke else NAMES)
     if spinning:
         rows = [beside(name, spinning, rounds) for name in names]
-        document = results.environment("cpu", 0) | {"bench": "suggest_busy", "spinning": spinning}
-        document["results"] = rows
-        results.write_json(document, path or "-")
+        results.write(path or "-", "suggest_busy", spinning=spinning, results=rows)
         return
     cells = [(name, 1.0) for name in names]
     if not smoke:

@@ -32,7 +32,7 @@ from bench.gpu.remote import Remote
 from bench.measure import Profile
 from bench.null_cuda import library
 from bench.null_cuda.jobs import JOBS
-from bench.results import environment, write_json
+from bench.results import write
 
 RESULTS = Path(__file__).parents[1] / "results"
 FRACTIONS = (0.7, 0.5, 0.3)
@@ -205,16 +205,15 @@ def main() -> None:
                     print(json.dumps(row), file=sys.stderr, flush=True)
                     rows.append(row)
                 trainers.close()
-    document = {
-        "bench": "null_cuda",
-        **environment("cpu", seed=0),
-        "device": "none: kernels compute nothing",
-        "launch_ns_assumed": LAUNCH_NS,
-        "host_scale_assumed": HOST_SCALE,
-        "device_scale": round(trainers.device_scale, 3),
-        "rows": rows,
-    }
-    write_json(document, given.json)
+    write(
+        given.json,
+        "null_cuda",
+        device="none: kernels compute nothing",
+        launch_ns_assumed=LAUNCH_NS,
+        host_scale_assumed=HOST_SCALE,
+        device_scale=round(trainers.device_scale, 3),
+        rows=rows,
+    )
 
 
 if __name__ == "__main__":

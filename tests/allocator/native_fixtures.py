@@ -26,6 +26,13 @@ def compile_cpp(sources, output: Path, *flags: str) -> Path:
     return output
 
 
+def load_cpp(sources, library: Path, declarations: str):
+    """The FFI that knows the declarations, and the library that the sources become."""
+    ffi = FFI()
+    ffi.cdef(declarations)
+    return ffi, ffi.dlopen(str(compile_cpp(sources, library, "-shared", "-fPIC")))
+
+
 @pytest.fixture(scope="session")
 def core_object(tmp_path_factory) -> Path:
     """All of allocator/, compiled as one file: several times faster than its parts."""

@@ -5,8 +5,7 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from cffi import FFI
-from native_fixtures import ROOT, compile_cpp
+from native_fixtures import ROOT, load_cpp
 
 CONSTANT, CALL, RELEASE = 0, 1, 5  # dtr/op_log.h
 BYTES = 1000
@@ -67,9 +66,8 @@ class Job:
 def hear(tmp_path_factory):
     path = tmp_path_factory.mktemp("step_log") / "libsteplog.so"
     sources = [ROOT / "tests/native/step_log.cpp", ROOT / "native/learn/step_log.cpp"]
-    ffi = FFI()
-    ffi.cdef("void repetition_of(const int64_t *, uint64_t, uint64_t *);")
-    lib = ffi.dlopen(str(compile_cpp(sources, path, "-shared", "-fPIC")))
+    declarations = "void repetition_of(const int64_t *, uint64_t, uint64_t *);"
+    ffi, lib = load_cpp(sources, path, declarations)
 
     def found(job: Job) -> Found:
         numbers = ffi.new("uint64_t[5]")

@@ -6,17 +6,15 @@ Needs a C++ compiler.
 from random import Random
 
 import pytest
-from cffi import FFI
-from native_fixtures import ROOT, compile_cpp
+from native_fixtures import ROOT, load_cpp
 
 
 @pytest.fixture(scope="module")
 def begins(tmp_path_factory):
     path = tmp_path_factory.mktemp("step_plan") / "libstepplan.so"
     sources = [ROOT / "tests/native/step_plan.cpp", ROOT / "native/run/step_plan.cpp"]
-    ffi = FFI()
-    ffi.cdef("void begins(uint64_t *, uint64_t, uint64_t *, uint64_t, uint8_t *);")
-    lib = ffi.dlopen(str(compile_cpp(sources, path, "-shared", "-fPIC")))
+    declarations = "void begins(uint64_t *, uint64_t, uint64_t *, uint64_t, uint8_t *);"
+    ffi, lib = load_cpp(sources, path, declarations)
 
     def found(plan: list[int], job: list[int]) -> list[bool]:
         is_beginning = ffi.new("uint8_t[]", len(job))
