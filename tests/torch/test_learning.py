@@ -16,7 +16,7 @@ import torch
 from harness import MIB, fix_costs
 
 import dtr_alloc
-from bench.measure import Profile, profile, train_plain
+from bench.measure import Profile, in_own_process, profile, train_plain
 from bench.models import JOBS, differences
 from bench.models.lstm import UnrolledLstm
 
@@ -97,9 +97,9 @@ def in_a_child(
 
 @pytest.fixture(scope="module")
 def lstm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
-    """The job's shape, and a file with what its operators cost."""
+    """The shape of the job in a process of its own, and a file of its operators' costs."""
     costs = tmp_path_factory.mktemp("lstm") / "costs.json"
-    shape, _free = profile("lstm", 2)
+    shape, _free = in_own_process(profile, "lstm", 2)
     train("lstm", 1 << 30, costs)
     fix_costs(costs)
     return shape, costs
@@ -155,7 +155,8 @@ class TestPolicy:
             r"following a (plan|policy) since step \d+ \(repeats \.\d\d\)", learned["learning"]
         )
         assert (rule["learned"], rule["learning"]) == (0, "")
-        assert learned["last_recompute_cost_ns"] < rule["last_recompute_cost_ns"]
+        # Near the smallest budget four steps may cost the rule less by chance.
+        assert learned["recompute_cost_ns"] < rule["recompute_cost_ns"]
 
     def test_two_runs_with_one_file_of_costs_decide_alike(
         self, lstm: tuple[Profile, Path], learned: dict[str, Any]
