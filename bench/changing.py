@@ -71,7 +71,7 @@ def _train(budget: int | str | None, heuristic: str, scale: float, steps: int) -
     found: dict[str, Any] = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
     if budget is not None:
         stats = dtr_alloc.stats()
-        found["repeated"] = stats["recompute_cost_ns"] / stats["total_cost_ns"]
+        found["repeated"] = stats["recompute_cost_seconds"] / stats["total_cost_seconds"]
         found |= {key: stats[key] for key in ("learned", "planned")}
         found |= {"idle": idle, "peak": stats["peak_allocated_bytes"]}
         dtr_alloc.disable()

@@ -85,8 +85,8 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
     planned_after = None if planned_in is None else trained[planned_in].end - trained[0].end
     return {
         "outcome": outcome,
-        "repeated": in_last_steps(trained, "recompute_cost_ns")
-        / in_last_steps(trained, "total_cost_ns"),
+        "repeated": in_last_steps(trained, "recompute_cost_seconds")
+        / in_last_steps(trained, "total_cost_seconds"),
         **{
             key: in_last_steps(trained, key)
             for key in ("remaps", "evictions", "planned", "plan_misses")

@@ -121,7 +121,7 @@ class _Steps:
         """Of these steps, the computed in terms of the job's own, and the median times of one."""
         own, again = (
             self.counters[end - 1][key] - self.counters[begin - 1][key]
-            for key in ("total_cost_ns", "recompute_cost_ns")
+            for key in ("total_cost_seconds", "recompute_cost_seconds")
         )
         seconds, cpu_seconds = (
             median(each[clock] - last[clock] for last, each in pairwise(self.ends[begin : end + 1]))

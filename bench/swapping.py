@@ -63,8 +63,8 @@ def _steps(name: str, budget: int | str, heuristic: str, steps: int) -> dict[str
         "peak_bytes": last["peak_allocated_bytes"],
         "swapped_out_bytes": in_last_steps(trained, "swapped_out_bytes"),
         "swapped_in_bytes": in_last_steps(trained, "swapped_in_bytes"),
-        "repeated": in_last_steps(trained, "recompute_cost_ns")
-        / in_last_steps(trained, "total_cost_ns"),
+        "repeated": in_last_steps(trained, "recompute_cost_seconds")
+        / in_last_steps(trained, "total_cost_seconds"),
         "learned": last["learned"],
         "planned": in_last_steps(trained, "planned"),
         "seconds": min(step.seconds for step in trained[-LAST:]),

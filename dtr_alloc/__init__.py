@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dtr_alloc.heuristics import Heuristic as Heuristic
     from dtr_alloc.heuristics import register_heuristic as register_heuristic
     from dtr_alloc.records import Kept as Kept
-    from dtr_alloc.report import Stats as Stats
+    from dtr_alloc.records import Stats as Stats
     from dtr_alloc.torch.api import check_invariants as check_invariants
     from dtr_alloc.torch.api import compact as compact
     from dtr_alloc.torch.api import disable as disable
@@ -57,7 +57,7 @@ _HOMES = {
     "Heuristic": "dtr_alloc.heuristics",
     "Kept": "dtr_alloc.records",
     "StateError": "dtr_alloc.core",
-    "Stats": "dtr_alloc.report",
+    "Stats": "dtr_alloc.records",
     "distrust": "dtr_alloc.torch.custom_operators",
     "find_batch_size": "dtr_alloc.torch.batch_size",
     "register_heuristic": "dtr_alloc.heuristics",

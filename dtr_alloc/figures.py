@@ -36,16 +36,16 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         median = stats["step_seconds"]
         each = f", {median:.3g} s each (median)" if median else ""
         yield "steps of the optimizer", f"{stats['steps']:,}{each}"
-    if own := stats.get("total_cost_ns"):
+    if own := stats.get("total_cost_seconds"):
         parts = _cost_seconds(stats)
         cost = sum(parts.values())
         yield (
             "the budget costs",
-            f"{cost / (own / 1e9):.1%} of the job's own compute ({cost:.3g} s)",
+            f"{cost / (own):.1%} of the job's own compute ({cost:.3g} s)",
         )
         for name, spent in parts.items():
             yield f"of that: {name}", f"{spent:.3g} s"
-        rest = stats.get("session_seconds", 0) - own / 1e9 - cost
+        rest = stats.get("session_seconds", 0) - own - cost
         if rest > 0:
             yield "Python and recording", f"{rest:.3g} s (not measured apart)"
     if "moves" in stats:
@@ -56,7 +56,7 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if learning := stats.get("learning"):
         yield "step tuner", learning
     if stats.get("host_waits"):
-        seconds = f"{stats['host_wait_ns'] / 1e9:.3g} s"
+        seconds = f"{stats['host_wait_seconds']:.3g} s"
         yield "waits for the device", f"{stats['host_waits']:,} ({seconds})"
     if "evictions" in stats:
         size = f" ({format_size(stats['evicted_bytes'])})" if "evicted_bytes" in stats else ""
@@ -80,10 +80,10 @@ def kept_text(entry: Mapping[str, Any]) -> str:
 def _cost_seconds(stats: Mapping[str, Any]) -> dict[str, float]:
     """The parts of what the budget costs, by name, as far as they are measured."""
     parts = {
-        "recomputation": stats["recompute_cost_ns"] / 1e9,
+        "recomputation": stats["recompute_cost_seconds"],
         "search": stats.get("search_seconds", 0.0),
-        "moves": stats.get("move_ns", 0) / 1e9,
-        "swaps": stats.get("swap_ns", 0) / 1e9,
+        "moves": stats.get("move_seconds", 0.0),
+        "swaps": stats.get("swap_seconds", 0.0),
     }
     return {name: seconds for name, seconds in parts.items() if seconds}
 
@@ -108,7 +108,7 @@ def advice(stats: Mapping[str, Any], error: BaseException | None = None) -> str:
     Args:
         error: that the job ended with.
     """
-    own = stats.get("total_cost_ns")
+    own = stats.get("total_cost_seconds")
     if not own or "contiguity_evictions" not in stats:
         return ""
     peak = format_size(stats["peak_allocated_bytes"])
@@ -127,7 +127,7 @@ def advice(stats: Mapping[str, Any], error: BaseException | None = None) -> str:
             "Most of the budget is never evicted (`--report=all` says what): swapping "
             "(DTR_ALLOC_SWAP) or sharding saves more than a smaller budget."
         )
-    cost = sum(_cost_seconds(stats).values()) / (own / 1e9)
+    cost = sum(_cost_seconds(stats).values()) / (own)
     if cost > DEAR:
         return (
             "The budget costs more than the job's own compute: `dtr-alloc suggest` finds a better "

@@ -1,10 +1,185 @@
-"""Records of a session: what it kept, what ran again, its counters over time, and what was seen of
-its job."""
+"""Records of a session: its counters, what it kept, what was recomputed, its counters over time,
+and what was observed of its job."""
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
+
+
+def in_seconds(counters: Mapping[str, Any]) -> dict[str, Any]:
+    """The counters with each ``<name>_ns`` as ``<name>_seconds``."""
+    found = dict(counters)
+    for name in counters:
+        if name.endswith("_ns") and isinstance(found[name], int):
+            found[f"{name[:-3]}_seconds"] = found.pop(name) / 1e9
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Stats(dict[str, Any]):
+    """The counters of a session: of all its devices together, since it began. Sizes are in bytes,
+    times in seconds; peaks are since reset_peak_stats().
+
+    Each counter is an attribute, and an item of the same name: ``stats().evictions`` is
+    ``stats()["evictions"]``. It cannot be changed; ``dict(stats())`` is a copy that can. A notebook
+    shows the figures that matter.
+    """
+
+    budget_bytes: int
+    """The budget; 2**64 - 1 if it is unlimited."""
+    allocated_bytes: int
+    """In use, each block rounded up to the allocator's size."""
+    peak_allocated_bytes: int
+    reserved_bytes: int
+    """Memory that the driver gave to the pools: never more than the budget."""
+    peak_reserved_bytes: int
+    requested_bytes: int
+    """In use, as asked for."""
+    peak_requested_bytes: int
+    largest_free_bytes: int
+    """The largest request that fits now, without an eviction or a remap."""
+    total_bytes: int
+    """Memory of the devices, or that the process may use of the machine's; 0 if unknown."""
+    chunk_bytes: int
+    """The unit in which memory is mapped."""
+    peak_unused_bytes: int
+    """Mapped, but in no block that is in use."""
+    live_blocks: int
+    peak_live_blocks: int
+    allocations: int
+    """Requests that succeeded."""
+    frees: int
+    ever_allocated_bytes: int
+    ever_requested_bytes: int
+    mapped_chunks: int
+    """Calls of the driver that mapped memory."""
+    unmapped_chunks: int
+    remaps: int
+    """Requests that were given memory that had been mapped elsewhere."""
+    out_of_memory_errors: int
+    """Requests that failed."""
+    host_waits: int
+    """Calls of the pools that made the host wait for the device."""
+    host_wait_seconds: float
+    evictions: int
+    """Contents that were given up, to make room or by evict()."""
+    evicted_bytes: int
+    rematerializations: int
+    """Operators that ran again."""
+    recompute_seconds: float
+    """The time that they took; where work is queued, that it should take."""
+    recompute_cost_seconds: float
+    """The same by the recorded costs of the operators."""
+    twice_cost_seconds: float
+    """The part of it that went to contents that had been recomputed before."""
+    total_cost_seconds: float
+    """The job's own compute, by the recorded costs of its operators."""
+    clock_seconds: float
+    """The engine's clock: both together."""
+    search_seconds: float
+    """Time spent on choosing what to evict."""
+    searches: int
+    evaluations: int
+    """Scores that were computed."""
+    storage_accesses: int
+    """The DTR paper's measure of a heuristic's overhead (appendix D.3)."""
+    window_searches: int
+    window_evictions: int
+    """Evictions of neighbors that were chosen together."""
+    contiguity_evictions: int
+    """Evictions while enough bytes were free, but not in one piece."""
+    preemptions: int
+    """Evictions of inputs of an operator that waited for its other inputs."""
+    moves: int
+    """Tensors that were copied elsewhere in the heap."""
+    moved_bytes: int
+    move_seconds: float
+    """The host's time for them."""
+    swaps: int
+    """Contents that were moved to host memory."""
+    swapped_out_bytes: int
+    swapped_in_bytes: int
+    swap_seconds: float
+    """The time that these copies should take, by the measured bandwidth."""
+    host_bytes: int
+    """Of contents in host memory now."""
+    prefetches: int
+    """Contents that were swapped in before they were needed."""
+    prefetch_hits: int
+    """Of these, the ones that were needed before they were swapped out again."""
+    live_storages: int
+    """Storages that the engine knows."""
+    live_ops: int
+    """Operators that the engine knows."""
+    live_records: int
+    """Both together. It must not grow from step to step."""
+    evicted_storages: int
+    """Storages whose content is evicted now."""
+    evictable_bytes: int
+    """In use by contents that may be evicted."""
+    peak_kept_bytes: int
+    """The most that could not be evicted at once."""
+    kept_constant_bytes: int
+    """Of dead constants that are kept because something may be recomputed from them."""
+    settled: int
+    """Storages that became constants, because what they are computed from was to be lost."""
+    banished: int
+    """Dead storages that were removed for good."""
+    recorded_ops: int
+    """Operators that were recorded."""
+    verified: int
+    """Recomputed contents that were compared (``DTR_ALLOC_DEBUG=verify:N``)."""
+    unseen_writes: int
+    """Contents that changed without an operator that writes them."""
+    learning: str
+    """The state of the step tuner in words; empty if there is none."""
+    learned: int
+    """Policies that the tuner found and that were followed."""
+    planned: int
+    """Requests that got the address that the plan of the step has for them."""
+    plan_misses: int
+    """Requests that could not get it."""
+    session_seconds: float
+    """Since the session began, until it ended."""
+    steps: int
+    """Steps of optimizers."""
+    step_seconds: float
+    """The median of the time between the ends of two steps; 0 before there are two."""
+
+    def __post_init__(self) -> None:
+        dict.update(self, vars(self))
+
+    def __missing__(self, name: str) -> int:
+        """Times used to be in nanoseconds."""
+        seconds = f"{name.removesuffix('_ns')}_seconds"
+        if not name.endswith("_ns") or seconds not in self:
+            raise KeyError(name)
+        warnings.warn(f"stats(): {name} is now {seconds}", DeprecationWarning, stacklevel=2)
+        return round(1e9 * self[seconds])
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _stats_of, (dict(self),)
+
+    def _cannot_change(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("statistics cannot be changed: dict(stats()) is a copy that can")
+
+    __setitem__ = __delitem__ = __ior__ = _cannot_change
+    clear = pop = popitem = setdefault = update = _cannot_change
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from dtr_alloc.figures import advice, figures
+        from dtr_alloc.report import html_table
+
+        return f"{html_table(figures(self))}<p>{escape(advice(self))}</p>"
+
+
+def _stats_of(counters: dict[str, Any]) -> Stats:
+    return Stats(**counters)
 
 
 class Kept(NamedTuple):

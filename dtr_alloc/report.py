@@ -72,13 +72,6 @@ def write_stats(
     return write_text(path, json.dumps(document, indent=2, default=str) + "\n")
 
 
-class Stats(dict[str, Any]):
-    """stats(), which a notebook shows as the figures that matter."""
-
-    def _repr_html_(self) -> str:
-        return f"{html_table(figures(self))}<p>{escape(advice(self))}</p>"
-
-
 def html_table(rows: Iterable[tuple[str, str]]) -> str:
     """Names and values as HTML; nothing if there are none."""
     cells = "".join(

@@ -105,7 +105,7 @@ def _train(
             stats = dtr_alloc.stats()
             for key in ("evictions", "rematerializations", "plan_misses", "search_seconds"):
                 found[key] = stats[key]
-            found["repeated"] = stats["recompute_cost_ns"] / stats["total_cost_ns"]
+            found["repeated"] = stats["recompute_cost_seconds"] / stats["total_cost_seconds"]
     served = [i for i, (before, now) in enumerate(pairwise([0, *planned])) if now > before]
     found |= {"planned_since": served[0] if served else None, "planned_steps": len(served)}
     state = {key: digest({key: value}) for key, value in job.state().items()}

@@ -15,11 +15,12 @@ from dtr_alloc.bounded import shown
 from dtr_alloc.cli.common import InputError, json_object, print_table, results_file
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.figures import of_budget
+from dtr_alloc.records import in_seconds
 
 MOST_BYTES = 1 << 20
 _COUNTERS = (
-    *("budget_bytes", "peak_allocated_bytes", "recompute_seconds", "recompute_cost_ns", "clock_ns"),
-    *("search_seconds", "evictions", "out_of_memory_errors"),
+    *("budget_bytes", "peak_allocated_bytes", "recompute_seconds", "recompute_cost_seconds"),
+    *("clock_seconds", "search_seconds", "evictions", "out_of_memory_errors"),
 )
 
 
@@ -62,7 +63,7 @@ def _row(path: Path) -> dict[str, Any]:
     budget_share is None without a budget, and recompute_share if nothing was computed.
     """
     try:
-        document = json_object(path, MOST_BYTES)
+        document = in_seconds(json_object(path, MOST_BYTES))
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     job = document.get("job")
@@ -77,7 +78,7 @@ def _row(path: Path) -> dict[str, Any]:
             f"{path}: it has {wrong[0]}; allowed: a file that --stats or DTR_ALLOC_STATS wrote"
         )
     row = {name: document[name] for name in _COUNTERS}
-    clock, recompute = row.pop("clock_ns"), row.pop("recompute_cost_ns")
+    clock, recompute = row.pop("clock_seconds"), row.pop("recompute_cost_seconds")
     return {
         "rank": path.stem if rank is None else rank,
         "file": str(path),

@@ -77,13 +77,13 @@ class BudgetedJob:
         """
         now, before = dtr_alloc.stats(), self._before
         steps = step - self._step if step is not None and self._step is not None else 1
-        added = {name: now[name] - before[name] for name in (*_COUNTERS, "recompute_cost_ns")}
-        computed = now["clock_ns"] - before["clock_ns"]
+        added = {name: now[name] - before[name] for name in (*_COUNTERS, "recompute_cost_seconds")}
+        computed = now["clock_seconds"] - before["clock_seconds"]
         self._step, self._before = step, now
         values = {
             "allocated_bytes": now["allocated_bytes"],
             "peak_allocated_bytes": now["peak_allocated_bytes"],
-            "recompute_share": added["recompute_cost_ns"] / computed if computed else 0.0,
+            "recompute_share": added["recompute_cost_seconds"] / computed if computed else 0.0,
             **{name: added[name] / max(steps, 1) for name in _COUNTERS},
         }
         return {f"dtr_alloc/{name}": value for name, value in values.items()}

@@ -17,7 +17,7 @@ from dtr_alloc import costs, pools, report, torch_versions
 from dtr_alloc.advise.at_exit import write_at_exit
 from dtr_alloc.config import BUDGET_FORMS, Budget, Config, ConfigError, given_settings, load_config
 from dtr_alloc.core import DriverError, StateError, check, ffi, lib
-from dtr_alloc.records import Kept, Rows
+from dtr_alloc.records import Kept, Rows, Stats
 from dtr_alloc.torch.kept import kept as _kept
 from dtr_alloc.torch.kept import why_kept as _why_kept
 from dtr_alloc.torch.pins import parts
@@ -239,16 +239,14 @@ def set_budget(budget: object) -> None:
     active().set_budget(parsed)
 
 
-def stats() -> dict[str, Any]:
-    """Counters of the session, or of the last one (peaks: since reset_peak_stats), in bytes and
-    seconds. A notebook shows the figures that matter (docs/start/stats.md).
+def stats() -> Stats:
+    """The counters of the session, or of the last one after it ended (docs/start/stats.md).
 
-    ``budget_bytes`` is 2**64 - 1 if unlimited. Works after disable() too; raises StateError if
-    dtr_alloc was never enabled.
+    Raises StateError if dtr_alloc was never enabled.
     """
     if _runtime is None:
         raise StateError("dtr_alloc was not enabled in this process")
-    return report.Stats(_runtime.stats())
+    return _runtime.stats()
 
 
 def trust_contents() -> None:

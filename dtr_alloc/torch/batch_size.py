@@ -116,7 +116,9 @@ def _compute_ratio(try_batch: Callable[[int], object], size: int) -> float:
         before = stats()
         try_batch(size)
     after = stats()
-    again, own = (after[name] - before[name] for name in ("recompute_cost_ns", "total_cost_ns"))
+    again, own = (
+        after[name] - before[name] for name in ("recompute_cost_seconds", "total_cost_seconds")
+    )
     return 1 + again / own if own else 1.0
 
 

@@ -21,6 +21,7 @@ from dtr_alloc import costs, output_file, pools, report
 from dtr_alloc.config import HISTORY_OPS, Budget, Config, ConfigError, is_page, variable
 from dtr_alloc.core import StateError, check, ffi, field_names, lib, record
 from dtr_alloc.output_file import FileTaken, WrongKind
+from dtr_alloc.records import Stats, in_seconds
 from dtr_alloc.scorer import Scorer
 from dtr_alloc.torch import (
     compiled,
@@ -128,24 +129,20 @@ class Runtime:
                 raise interrupt from None
             raise
 
-    def stats(self) -> dict[str, Any]:
-        """The counters of pools and engine, in bytes and seconds, and of the timeline."""
+    def stats(self) -> Stats:
+        """The counters of pools and engine, and of the timeline."""
         engine = self._engine_stats()
         counted: dict[str, Any] = self._counters(engine)
         for name, before in self._before.items():
             counted[name] -= before
-        counted |= {"learning": self._learning(engine)} | self._ended
-        seconds = {
-            f"{name}_seconds": counted.pop(f"{name}_ns") / 1e9 for name in ("recompute", "search")
-        }
-        records = counted["live_storages"] + counted["live_ops"]
         timeline = self.timeline
-        session = {
-            "session_seconds": timeline.seconds if timeline else 0.0,
-            "steps": timeline.step_count if timeline else 0,
-            "step_seconds": timeline.step_seconds if timeline else 0.0,
-        }
-        return {**counted, **seconds, "live_records": records, **session}
+        return Stats(
+            **in_seconds(counted) | {"learning": self._learning(engine)} | self._ended,
+            live_records=counted["live_storages"] + counted["live_ops"],
+            session_seconds=timeline.seconds if timeline else 0.0,
+            steps=timeline.step_count if timeline else 0,
+            step_seconds=timeline.step_seconds if timeline else 0.0,
+        )
 
     def _learning(self, engine: Any) -> str:
         """Where the step tuner is; empty where there is none."""
@@ -562,22 +559,22 @@ def _learning_in_words(config: Config, stats: Any, learned: int) -> str:
     since = f"since step {stats.followed_since_step}"
     repeats = f"(repeats {stats.followed_repeats:.2f})".replace(" 0.", " .")
     words = {
-        lib.DTR_LEARNING_RECORDS: "listening: no step was repeated three times yet",
-        lib.DTR_LEARNING_RESTS: "resting: next to nothing is computed again",
+        lib.DTR_LEARNING_RECORDS: "recording: no step has been repeated three times yet",
+        lib.DTR_LEARNING_RESTS: "idle: almost nothing is recomputed",
         lib.DTR_LEARNING_SEARCHES: f"searching ({stats.policies_tried} of {stats.policies})",
         lib.DTR_LEARNING_FOLLOWS_POLICY: f"following a policy {since} {repeats}",
         lib.DTR_LEARNING_FOLLOWS_PLAN: f"following a plan {since} {repeats}",
-        lib.DTR_LEARNING_NO_BETTER: "following the heuristic: nothing that was found costs less",
+        lib.DTR_LEARNING_NO_BETTER: "following the heuristic: nothing cheaper was found",
     }
     if stats.learning == lib.DTR_LEARNING_RECORDS and learned:
-        return "listening again: the job has changed"
+        return "recording again: the job has changed"
     if stats.learning != lib.DTR_LEARNING_NOTHING:
         return words[stats.learning]
     if config.budget == Budget() or not config.heuristic.learns:
         return ""
     if config.log is not None:
-        return "nothing: a job that writes an op log is not learned"
-    return "nothing: there are several devices, or there is no memory or thread for it"
+        return "off: a job that writes an op log is not tuned"
+    return "off: there are several devices, or there is no memory or thread for it"
 
 
 def _open_log(runtime: Runtime, config: Config) -> OpLogRecorder | None:

@@ -253,7 +253,7 @@ def stats_of_ranks(tmp_path, monkeypatch):
             "peak_allocated_bytes": 90,
             "recompute_seconds": 0.5 * evictions,
             "recompute_cost_ns": 2 * evictions,
-            "clock_ns": 60,
+            "clock_seconds": 60e-9,
             "search_seconds": 0.25,
             "evictions": evictions,
             "out_of_memory_errors": 0,

@@ -1,14 +1,16 @@
 """Statistics are written whole and shown in units that people read. Needs nothing."""
 
+import dataclasses
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 
 import pytest
 
-from dtr_alloc import figures, report
+from dtr_alloc import figures, records, report
 from dtr_alloc.advise import at_exit
 from dtr_alloc.config import Budget, Config
 
@@ -54,10 +56,10 @@ SESSION = {
     "step_seconds": 0.25,
     "session_seconds": 20.0,
     "search_seconds": 1.5,
-    "total_cost_ns": 10 * 10**9,
-    "recompute_cost_ns": 2 * 10**9,
+    "total_cost_seconds": 10,
+    "recompute_cost_seconds": 2,
     "moves": 3,
-    "move_ns": 10**9,
+    "move_seconds": 1,
     "remaps": 4,
     "contiguity_evictions": 1,
     "out_of_memory_errors": 0,
@@ -82,9 +84,13 @@ def test_the_figures_come_first_and_all_counters_when_asked_for():
         ({"budget_bytes": 2**64 - 1}, "bytes", "There was no budget"),
         ({"peak_kept_bytes": 2**30}, "never evicted: 100%", "sharding"),
         ({"contiguity_evictions": 12000}, "places: at 97%", "costs 45 % of"),
-        ({"recompute_cost_ns": 8 * 10**9}, "bytes", "more than the job's own compute: `dtr"),
+        ({"recompute_cost_seconds": 8}, "bytes", "more than the job's own compute: `dtr"),
         ({"search_seconds": 9.0}, "bytes", "more than the job's own compute: `dtr"),
-        ({"recompute_cost_ns": 0, "search_seconds": 0, "move_ns": 0}, "bytes", "a smaller one"),
+        (
+            {"recompute_cost_seconds": 0, "search_seconds": 0, "move_seconds": 0},
+            "bytes",
+            "a smaller one",
+        ),
     ],
 )
 def test_it_says_what_limited_the_session_and_what_to_do(changed, limit, advice):
@@ -93,7 +99,7 @@ def test_it_says_what_limited_the_session_and_what_to_do(changed, limit, advice)
 
 
 def test_what_the_budget_costs_is_all_that_is_measured():
-    shown = dict(figures.figures({**SESSION, "swap_ns": 5 * 10**8}))
+    shown = dict(figures.figures({**SESSION, "swap_seconds": 0.5}))
     assert shown["the budget costs"] == "50.0% of the job's own compute (5 s)"
     assert shown["of that: recomputation"] == "2 s"
     assert shown["of that: search"] == "1.5 s"
@@ -109,8 +115,33 @@ def test_a_job_that_failed_is_given_no_budget():
     assert "Raise the budget" in memory
 
 
+def a_record():
+    zeros = dict.fromkeys((field.name for field in dataclasses.fields(records.Stats)), 0)
+    return records.Stats(**zeros | {name: SESSION[name] for name in SESSION if name in zeros})
+
+
+def test_a_counter_is_an_attribute_and_an_item():
+    stats = a_record()
+    assert stats.evictions == stats["evictions"] == {**stats}["evictions"] == 12345
+    assert json.loads(json.dumps(stats)) == stats == pickle.loads(pickle.dumps(stats))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.evictions = 1
+    for change in (lambda: stats.update(evictions=1), lambda: stats.pop("evictions")):
+        with pytest.raises(TypeError, match="cannot be changed"):
+            change()
+
+
+def test_times_can_be_had_by_their_old_names_in_nanoseconds():
+    stats = a_record()
+    with pytest.deprecated_call(match="total_cost_ns is now total_cost_seconds"):
+        assert stats["total_cost_ns"] == 10 * 10**9
+    for name in ("evictions_ns", "total_cost", "elsewhere"):
+        with pytest.raises(KeyError, match=name):
+            stats[name]
+
+
 def test_a_notebook_shows_the_figures():
-    text = report.Stats(SESSION)._repr_html_()
+    text = a_record()._repr_html_()
     assert "<td>1.00 GiB</td>" in text
     assert "costs 45 % of" in text
 

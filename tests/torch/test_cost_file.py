@@ -9,7 +9,13 @@ import os
 import pytest
 from test_jobs import BUDGET, JOB, python, read_stats, run_command
 
-DECISIONS = ("evictions", "evicted_bytes", "rematerializations", "clock_ns", "recompute_cost_ns")
+DECISIONS = (
+    "evictions",
+    "evicted_bytes",
+    "rematerializations",
+    "clock_seconds",
+    "recompute_cost_seconds",
+)
 
 
 @pytest.fixture
@@ -103,14 +109,14 @@ def test_a_session_without_a_file_knows_nothing_of_an_earlier_one(tmp_path):
         "import json, torch, dtr_alloc\n"
         "def session(**settings):\n"
         "    with dtr_alloc.session(budget='64MiB', device='cpu', **settings):\n"
-        "        before = dtr_alloc.stats()['clock_ns']\n"
+        "        before = dtr_alloc.stats()['clock_seconds']\n"
         "        torch.ones(1000)\n"
-        "        return dtr_alloc.stats()['clock_ns'] - before\n"
+        "        return dtr_alloc.stats()['clock_seconds'] - before\n"
         "session(costs='costs.json')\n"
         "document = json.load(open('costs.json'))\n"
         "for entry in document['entries']: entry['cost_ns'] = 10**12\n"
         "json.dump(document, open('costs.json', 'w'))\n"
-        "print(session(costs='costs.json') >= 10**12, session() >= 10**12)\n"
+        "print(session(costs='costs.json') >= 1000, session() >= 1000)\n"
     )
     result = python("-c", code, cwd=tmp_path)
     assert (result.returncode, result.stdout) == (0, "True False\n"), result.stderr
