@@ -54,7 +54,6 @@ def test_what_runs_again_is_counted_where_it_stands(make_toy, place):
     assert repeats(toy) == {1: 1, 2: 2}  # no account is kept any more
     check(lib.dtr_engine_keep_account(toy.engine, 1))
     assert repeats(toy) == {}
-    release(x, *results)
 
 
 def test_the_fullest_moment_stays_known_when_it_is_over(make_toy, place):
@@ -62,20 +61,19 @@ def test_the_fullest_moment_stays_known_when_it_is_over(make_toy, place):
     check(lib.dtr_engine_keep_account(toy.engine, 1))
     x = toy.unseen(WORDS)
     place(1)
-    small = toy.one("f", x, words=512)
+    toy.one("f", x, words=512)
     place(2)
     large = [toy.one("f", x, words=2048, parameter=i) for i in range(4)]
     release(*large)
     place(3)
-    last = toy.one("f", x, words=512)
+    toy.one("f", x, words=512)
     found = fullest(toy)
     assert found[1] == 512 * WORD
     assert found[2] == 4 * 2048 * WORD
     assert 3 not in found
     check(lib.dtr_engine_reset_peak(toy.engine))
-    another = toy.one("f", x, words=512)
+    toy.one("f", x, words=512)
     assert 2 not in fullest(toy)
-    release(x, small, last, another)
 
 
 def test_an_overwritten_content_is_of_the_place_that_wrote_it(make_toy, place):
@@ -88,10 +86,9 @@ def test_an_overwritten_content_is_of_the_place_that_wrote_it(make_toy, place):
     toy.run("add_", (y, MUTATE), parameter=1)
     check(lib.dtr_engine_reset_peak(toy.engine))
     place(3)
-    z = toy.one("f", x)
+    toy.one("f", x)
     assert {2, 3} <= set(fullest(toy))
     assert 1 not in fullest(toy)
-    release(x, y, z)
 
 
 def test_no_other_time_is_known(make_toy):

@@ -9,8 +9,7 @@ from toy import CONSTANT, DEALLOCS, MUTATE, PAGE, WORDS, release
 
 
 class TestDeath:
-    def test_a_dead_storage_without_dependents_vanishes(self, make_toy):
-        toy = make_toy()
+    def test_a_dead_storage_without_dependents_vanishes(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         z = toy.one("g", y)
@@ -18,10 +17,8 @@ class TestDeath:
         z.release()
         assert toy.stats().live_storages == 2
         assert toy.stats().live_ops == 1
-        release(x, y)
 
-    def test_a_dead_storage_with_dependents_gives_its_memory_back_at_once(self, make_toy):
-        toy = make_toy()
+    def test_a_dead_storage_with_dependents_gives_its_memory_back_at_once(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         z = toy.one("g", y)
@@ -32,10 +29,8 @@ class TestDeath:
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
         assert toy.recomputed == ["f", "g"]
-        release(x, z)
 
-    def test_an_evicted_storage_may_die(self, make_toy):
-        toy = make_toy()
+    def test_an_evicted_storage_may_die(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         z = toy.one("g", y)
@@ -47,7 +42,6 @@ class TestDeath:
         toy.evict(z)
         z.release()
         assert toy.stats().live_ops == 0
-        x.release()
 
     def test_records_stay_few_over_many_steps(self, make_toy):
         toy = make_toy(pages=16)
@@ -61,10 +55,8 @@ class TestDeath:
             assert toy.stats().live_storages <= 12
         assert weight.is_right()
         assert len(toy.closures) <= 200
-        weight.release()
 
-    def test_a_constant_that_dies_while_something_needs_it_is_kept_and_later_let_go(self, make_toy):
-        toy = make_toy()
+    def test_a_constant_that_dies_while_something_needs_it_is_kept_and_later_let_go(self, toy):
         x = toy.unseen(WORDS)
         results = [toy.one("f", x, parameter=i) for i in range(3)]
         toy.evict(results[0])
@@ -78,9 +70,8 @@ class TestDeath:
         assert toy.stats().kept_constant_bytes == 0
         assert toy.pool.stats().live_blocks == 0
 
-    def test_a_kept_constant_goes_when_what_needed_it_is_back(self, make_toy):
+    def test_a_kept_constant_goes_when_what_needed_it_is_back(self, toy):
         """Each gradient was kept for an evicted momentum buffer, step after step."""
-        toy = make_toy()
         x = toy.unseen(WORDS)
         momentum = toy.one("f", x)
         gradients = []
@@ -95,11 +86,9 @@ class TestDeath:
             assert toy.stats().kept_constant_bytes == 0
             assert momentum.is_right()
         toy.verify()
-        release(x, momentum)
 
-    def test_a_kept_constant_stays_if_what_needs_it_is_larger(self, make_toy):
+    def test_a_kept_constant_stays_if_what_needs_it_is_larger(self, toy):
         """As a constant in its place it would take more memory for good."""
-        toy = make_toy()
         x = toy.unseen(WORDS)
         y = toy.one("f", x, words=2 * WORDS)
         assert toy.evict(y)
@@ -109,7 +98,6 @@ class TestDeath:
             toy.materialize(y)
             assert toy.stats().kept_constant_bytes == PAGE
             assert y.is_right()
-        y.release()
 
     def test_a_kept_constant_is_let_go_when_room_is_short_and_nothing_evicted_needs_it(
         self, make_toy
@@ -122,13 +110,11 @@ class TestDeath:
         toy.materialize(results[0])
         for result in results:
             toy.pin(result)
-        large = toy.unseen(5 * WORDS)
+        toy.unseen(5 * WORDS)
         assert toy.stats().kept_constant_bytes == 0
         toy.verify()
-        release(large, *results)
 
-    def test_a_constant_whose_dependents_can_do_without_it_goes_at_once(self, make_toy):
-        toy = make_toy()
+    def test_a_constant_whose_dependents_can_do_without_it_goes_at_once(self, toy):
         x = toy.unseen(2 * WORDS)
         y = toy.one("f", x)
         with toy.no_failed_call():
@@ -137,7 +123,6 @@ class TestDeath:
         assert toy.stats().live_ops == 0
         assert not toy.evict(y)  # a constant now
         toy.verify()
-        y.release()
 
 
 @pytest.mark.parametrize("dealloc", DEALLOCS)
@@ -172,7 +157,6 @@ class TestEveryDeallocationPolicy:
         for tensor in reversed(kept):
             assert toy.content(tensor) == tensor.expected()
             toy.verify()
-        release(*kept)
 
     def test_evicting_and_materializing_by_hand_work(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
@@ -188,14 +172,13 @@ class TestEveryDeallocationPolicy:
         # Under banish nothing is left that z could be computed from.
         assert toy.evict(z) == (dealloc != "banish")
         assert toy.content(z) == z.expected()
-        release(x, z)
 
     def test_reset_gives_the_memory_of_dead_storages_back(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         z = toy.one("g", y)
-        below = toy.one("h", z)
+        toy.one("h", z)
         toy.evict(z)
         release(x, y)
         toy.verify()
@@ -204,7 +187,6 @@ class TestEveryDeallocationPolicy:
             toy.reset()
         assert toy.pool.stats().live_blocks == 2
         toy.verify()
-        release(z, below)
 
     def test_overwritten_versions_leave_the_next_one_evictable(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
@@ -217,7 +199,6 @@ class TestEveryDeallocationPolicy:
             assert toy.content(y) == y.expected()
             toy.verify()
         assert toy.pool.stats().live_blocks == 2
-        release(x, y)
 
     def test_a_pin_ends_with_what_was_pinned(self, make_toy, dealloc):
         """A dead storage cannot be unpinned, so the ghost that it becomes must not be pinned."""
@@ -232,7 +213,6 @@ class TestEveryDeallocationPolicy:
         large = toy.unseen(7 * WORDS)
         large.release()
         assert toy.content(z) == z.expected()
-        release(x, z)
 
 
 class TestIgnore:
@@ -249,7 +229,6 @@ class TestIgnore:
         assert toy.recomputed == ["g"]  # f's result was there
         z.release()
         assert toy.pool.stats().live_blocks == 1  # nothing depends on it any more
-        x.release()
 
     def test_it_is_evicted_when_room_is_short(self, make_toy):
         toy = make_toy(pages=8, dealloc="ignore")
@@ -266,7 +245,6 @@ class TestIgnore:
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
         assert toy.recomputed == ["f", "g"]
-        release(x, z)
 
     def test_a_ghost_that_a_rematerialization_used_is_evicted_too(self, make_toy):
         toy = make_toy(pages=8, dealloc="ignore")
@@ -283,7 +261,6 @@ class TestIgnore:
         toy.unpin(z)
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
-        release(x, z)
 
     def test_a_dead_constant_is_kept_while_something_depends_on_it(self, make_toy):
         toy = make_toy(dealloc="ignore")
@@ -312,7 +289,6 @@ class TestIgnore:
         toy.verify()
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
-        release(x, y, z)
 
 
 class TestBanish:
@@ -327,7 +303,6 @@ class TestBanish:
         assert toy.stats().live_storages == 2
         assert toy.pool.stats().live_blocks == 2
         assert not toy.evict(z)  # a constant now
-        release(x, z)
 
     def test_a_dead_constant_goes_too(self, make_toy):
         toy = make_toy(dealloc="banish")
@@ -337,7 +312,6 @@ class TestBanish:
         assert toy.pool.stats().live_blocks == 3
         assert toy.stats().kept_constant_bytes == 0
         assert not any(toy.evict(result) for result in results)
-        release(*results)
 
     def test_an_evicted_dependent_keeps_it_as_a_ghost(self, make_toy):
         toy = make_toy(dealloc="banish")
@@ -361,7 +335,6 @@ class TestBanish:
         for tensor in (first, second):
             assert tensor.is_right()
             assert not toy.evict(tensor)
-        release(x, first, second)
 
     def test_a_ghost_that_waits_may_be_evicted(self, make_toy):
         toy = make_toy(pages=8, dealloc="banish")
@@ -377,7 +350,6 @@ class TestBanish:
         assert toy.recomputed == ["f", "g"]
         assert toy.stats().banished == 1
         assert toy.pool.stats().live_blocks == 2
-        release(x, z)
 
     def test_it_is_tried_again_when_the_evicted_dependent_dies(self, make_toy):
         toy = make_toy(dealloc="banish")
@@ -391,7 +363,6 @@ class TestBanish:
         assert toy.stats().banished == 1
         assert not toy.evict(resident)
         assert toy.pool.stats().live_blocks == 2
-        release(x, resident)
 
     def test_an_evicted_storage_that_dies_goes_as_well(self, make_toy):
         toy = make_toy(dealloc="banish")
@@ -403,7 +374,6 @@ class TestBanish:
         assert toy.stats().banished == 1
         assert toy.stats().evicted_storages == 0
         assert not toy.evict(z)
-        release(x, z)
 
     def test_one_evicted_result_of_several_keeps_it(self, make_toy):
         toy = make_toy(dealloc="banish")
@@ -419,7 +389,6 @@ class TestBanish:
         for part in parts:
             assert part.is_right()
             assert not toy.evict(part)
-        release(x, *parts)
 
     def test_it_waits_for_a_dependent_that_an_operator_is_overwriting(self, make_toy):
         """As a constant, the old content would be lost for what else depends on it."""
@@ -444,7 +413,6 @@ class TestBanish:
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
         toy.verify()
-        release(x, z, below)
 
     def test_chains_of_20000_are_banished_without_recursion(self, make_toy):
         toy = make_toy(pages=64, dealloc="banish")
@@ -463,4 +431,3 @@ class TestBanish:
         assert toy.stats().banished == 20_000
         assert toy.stats().live_ops == 0
         assert toy.pool.stats().live_blocks == 1
-        last.release()

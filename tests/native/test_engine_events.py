@@ -42,8 +42,7 @@ def marks(trace):
     return [(k, a) for k, a in zip(trace.kind, trace.address, strict=True) if k in kinds]
 
 
-def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(make_toy, tmp_path):
-    toy = make_toy()
+def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(toy, tmp_path):
     source = toy.unseen(WORDS)
     recorded = record(toy, tmp_path / "t", "f")
     x = toy.one("f", source, words=WORDS)
@@ -66,12 +65,9 @@ def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(make_toy, tm
     ends = dict(zip(trace.lifetimes().start, trace.lifetimes().end, strict=True))
     assert trace.kind[ends[begun]] == Kind.FREE
     assert trace.address[ends[begun]] == places[1]
-    x.release()
-    source.release()
 
 
-def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(make_toy, tmp_path):
-    toy = make_toy()
+def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(toy, tmp_path):
     source = toy.unseen(WORDS)
     recorded = record(toy, tmp_path / "t", "f", "g")
     frame = toy.frame
@@ -94,10 +90,7 @@ def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(make_toy, tmp
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(
-    make_toy, tmp_path, fails
-):
-    toy = make_toy()
+def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(toy, tmp_path, fails):
     source = toy.unseen(WORDS)
     recorded = record(toy, tmp_path / "t", "f", "g")
     frames = []
@@ -130,8 +123,7 @@ def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(
     assert [names[place] for place in places] == ["f", ""]
 
 
-def test_what_the_job_drops_is_free_without_an_eviction(make_toy, tmp_path):
-    toy = make_toy()
+def test_what_the_job_drops_is_free_without_an_eviction(toy, tmp_path):
     source = toy.unseen(WORDS)
     recorded = record(toy, tmp_path / "t")
     x = toy.one("f", source, words=WORDS)

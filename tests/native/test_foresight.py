@@ -130,4 +130,3 @@ def test_the_search_finds_what_has_the_least_score(make_toy, cost):
                 toy.verify()
         for tensor in made[1:]:
             tensor.release()
-    x.release()

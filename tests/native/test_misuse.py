@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from native_pool import Invalid, NativePool, WrongState, check, ffi, lib
-from toy import RECOMPUTABLE, Toy, engine_options, release
+from toy import RECOMPUTABLE, Toy, engine_options
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HANG = 900  # seconds: nobody waits that long for a call that returns
@@ -83,8 +83,7 @@ class TestHandles:
             refused(lib.dtr_pool_destroy(old), Invalid, "dtr_pool that was destroyed")
             check(lib.dtr_pool_check_invariants(other.handle))
 
-    def test_what_is_in_use_is_not_destroyed(self, make_toy):
-        toy = make_toy()
+    def test_what_is_in_use_is_not_destroyed(self, toy):
         frame = toy.frame
         refused(lib.dtr_pool_destroy(toy.pool.handle), match="in use by 1 others")
         refused(lib.dtr_engine_destroy(toy.engine), match="in use by 2 others")
@@ -106,9 +105,8 @@ class TestHandles:
 class TestOrder:
     """Calls out of order."""
 
-    def test_an_op_that_needs_work_ends_after_it_only(self, make_toy):
-        toy = make_toy()
-        x, y = evicted_result(toy)
+    def test_an_op_that_needs_work_ends_after_it_only(self, toy):
+        _x, y = evicted_result(toy)
         frame = toy.frame
         lib.dtr_frame_buffer(frame, 1)[0] = y.number
         assert lib.dtr_op_begin(frame, 1, RECOMPUTABLE, 1) & lib.DTR_NEED_WORK
@@ -116,12 +114,10 @@ class TestOrder:
         refused(lib.dtr_frame_destroy(frame), match="has not ended")
         refused(lib.dtr_sim_release_tensor(y.pointer), match="argument of an op")
         check(lib.dtr_op_abort(frame, 0))
-        release(y, x)
 
-    def test_a_step_is_committed_before_the_next(self, make_toy):
+    def test_a_step_is_committed_before_the_next(self, toy):
         """dtr_remat_next told of the same step for ever."""
-        toy = make_toy()
-        x, y = evicted_result(toy)
+        _x, y = evicted_result(toy)
         frame = toy.frame
         assert lib.dtr_remat_want_any(frame) == 1
         refused(lib.dtr_remat_want_any(frame), match="stack is not empty")
@@ -129,22 +125,18 @@ class TestOrder:
         refused(lib.dtr_remat_next(frame), match="a step is in progress")
         refused(lib.dtr_remat_want(frame, y.handle), match="a step is in progress")
         check(lib.dtr_remat_abort(frame))
-        release(y, x)
 
-    def test_a_pin_of_an_evicted_tensor_holds_once_it_is_back(self, make_toy):
-        toy = make_toy()
-        x, y = evicted_result(toy)
+    def test_a_pin_of_an_evicted_tensor_holds_once_it_is_back(self, toy):
+        _x, y = evicted_result(toy)
         check(lib.dtr_pin(toy.engine, y.pointer, 0, 0))
         assert not toy.resident(y)
         toy.materialize(y)
         assert not toy.evict(y)
         assert toy.unpin(y)
-        release(y, x)
 
 
 class TestNumbers:
-    def test_more_tensors_than_the_buffer_has_room_for(self, make_toy):
-        toy = make_toy()
+    def test_more_tensors_than_the_buffer_has_room_for(self, toy):
         lib.dtr_frame_buffer(toy.frame, 4)
         refused(lib.dtr_op_begin(toy.frame, 5, 0, 1), Invalid, "tensors is 5; allowed: 0 to 4")
         assert lib.dtr_frame_buffer(toy.frame, 1 << 60) == ffi.NULL
@@ -154,10 +146,8 @@ class TestNumbers:
         x = other.unseen(512)
         lib.dtr_frame_buffer(toy.frame, 1)[0] = x.number
         refused(lib.dtr_op_begin(toy.frame, 1, 0, 1), Invalid, "of another engine")
-        release(x)
 
-    def test_sizes_that_overflow(self, make_toy):
-        toy = make_toy()
+    def test_sizes_that_overflow(self, toy):
         out = ffi.new("dtr_sim_tensor **")
         sizes = ffi.new("int64_t[]", [1 << 62, 8])
         status = lib.dtr_sim_make_tensor(toy.sim, 0, -1, 0, 4, 2, sizes, ffi.NULL, out)

@@ -24,8 +24,7 @@ def all_right(toy, *tensors):
 
 
 class TestWhatMoves:
-    def test_a_result_and_its_views_go_together(self, make_toy):
-        toy = make_toy()
+    def test_a_result_and_its_views_go_together(self, toy):
         source = toy.unseen(WORDS)
         x = toy.one("f", source, words=WORDS)
         head, tail = toy.view(x, 0, 100), toy.view(x, WORDS - 100, 100)
@@ -42,10 +41,8 @@ class TestWhatMoves:
         assert all_right(toy, x, head, tail, y)
         assert toy.evict(x)
         assert all_right(toy, x, head, tail, y)
-        release(source, x, head, tail, y)
 
-    def test_constants_and_parameters_do(self, make_toy):
-        toy = make_toy()
+    def test_constants_and_parameters_do(self, toy):
         unseen, weight = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
         x = toy.one("layer", unseen, (weight, CONSTANT), words=WORDS)
         assert toy.move(unseen)
@@ -54,11 +51,9 @@ class TestWhatMoves:
         assert toy.evict(x)
         toy.run("update", (weight, MUTATE | CONSTANT))
         assert all_right(toy, unseen, weight, x)
-        release(unseen, weight, x)
 
-    def test_what_is_dead_does_and_is_computed_from_afterwards(self, make_toy):
+    def test_what_is_dead_does_and_is_computed_from_afterwards(self, toy):
         """Constants that are kept, and dead storages, with and without a handle."""
-        toy = make_toy()
         source = toy.unseen(WORDS)
         # Larger, so that they do not become constants for it when they are back.
         x = toy.one("x", source, words=2 * WORDS)
@@ -74,7 +69,6 @@ class TestWhatMoves:
         assert toy.evict(z)
         toy.move_some(0, 10)
         assert all_right(toy, z)
-        release(z)
 
     @pytest.mark.parametrize("dealloc", ["ignore", "lazy"])
     def test_dead_storages_that_came_back_do(self, make_toy, dealloc):
@@ -89,10 +83,8 @@ class TestWhatMoves:
         assert toy.evict(y)
         assert all_right(toy, y)
         assert toy.recomputed == ["y"], "x was there, wherever"
-        release(source, first, y)
 
-    def test_pinned_escaped_evicted_and_unknown_ones_stay(self, make_toy):
-        toy = make_toy()
+    def test_pinned_escaped_evicted_and_unknown_ones_stay(self, toy):
         pinned, escaped, unknown = (toy.unseen(WORDS, seed=i) for i in range(3))
         gone = toy.one("f", pinned, escaped, words=WORDS)
         toy.pin(pinned)
@@ -106,18 +98,14 @@ class TestWhatMoves:
         assert toy.move(pinned)
         assert toy.move_some(3, 50) == 50
         assert all_right(toy, pinned, escaped, unknown, gone)
-        release(pinned, escaped, unknown, gone)
 
-    def test_any_number_of_moves_ends(self, make_toy):
-        toy = make_toy()
+    def test_any_number_of_moves_ends(self, toy):
         sources = [toy.unseen(WORDS, seed=seed) for seed in range(3)]
         toy.one("look", *sources, words=8).release()
         assert toy.move_some(1, 2**64 - 1) == 64 * len(sources)
         assert all_right(toy, *sources)
-        release(*sources)
 
-    def test_what_a_running_operator_uses_stays(self, make_toy):
-        toy = make_toy()
+    def test_what_a_running_operator_uses_stays(self, toy):
         source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
         x = toy.one("x", source, words=WORDS)
         toy.one("look", other, words=8).release()
@@ -129,10 +117,8 @@ class TestWhatMoves:
         y = toy.one("y", source, (x, MUTATE), words=WORDS, fails=meanwhile)
         assert seen == [(False, False, True)]
         assert all_right(toy, source, other, x, y)
-        release(source, other, x, y)
 
-    def test_what_a_running_operator_uses_stays_and_others_move_meanwhile(self, make_toy):
-        toy = make_toy()
+    def test_what_a_running_operator_uses_stays_and_others_move_meanwhile(self, toy):
         source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
         seen = []
 
@@ -149,10 +135,8 @@ class TestWhatMoves:
         assert len(seen) == 6
         assert all(of[:2] == (False, True) for of in seen)
         assert all_right(toy, source, other, x, y)
-        release(source, other, x, y, z)
 
-    def test_hidden_state_and_old_versions_are_right_afterwards(self, make_toy):
-        toy = make_toy()
+    def test_hidden_state_and_old_versions_are_right_afterwards(self, toy):
         source, hidden = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
         x = toy.one("norm", source, (hidden, SCRATCH), words=WORDS)
         y = toy.one("y", x, words=WORDS)
@@ -163,7 +147,6 @@ class TestWhatMoves:
         assert toy.evict(x)
         toy.move_some(0, 5)
         assert all_right(toy, source, hidden, x, y)
-        release(source, hidden, x, y)
 
     def test_nothing_does_while_a_graph_is_captured_nor_what_it_touched(self, make_stream_toy):
         toy = make_stream_toy(8, streams=())
@@ -172,10 +155,9 @@ class TestWhatMoves:
         toy.one("look", other, words=8).release()
         with toy.capturing():
             assert not toy.move(x)
-            inside = toy.one("inside", x, words=LARGE)
+            toy.one("inside", x, words=LARGE)
         assert not toy.move(x)
         assert toy.move(other)
-        release(source, other, x, inside)
 
 
 class TestPlaces:
@@ -185,10 +167,8 @@ class TestPlaces:
         x = toy.one("f", source, words=2 * WORDS)
         assert not toy.move(x)
         assert toy.stats().evictions == 0
-        release(source, x)
 
-    def test_a_range_is_avoided(self, make_toy):
-        toy = make_toy()
+    def test_a_range_is_avoided(self, toy):
         source = toy.unseen(WORDS)
         x = toy.one("f", source, words=WORDS)
         low = min(block.address for block in toy.pool.snapshot())
@@ -197,14 +177,11 @@ class TestPlaces:
         assert toy.move(x, low + 10 * PAGE, 2**63)
         assert address(x) < low + 10 * PAGE
         assert all_right(toy, x)
-        release(source, x)
 
-    def test_small_ones_have_theirs(self, make_toy):
-        toy = make_toy()
+    def test_small_ones_have_theirs(self, toy):
         source = toy.unseen(128)
         x = toy.one("f", source, words=128)
         assert not toy.move(x)
-        release(source, x)
 
     def test_what_was_swapped_moves_once_it_is_back(self, make_toy):
         toy = make_toy(swap_bytes=64 * PAGE)
@@ -216,7 +193,6 @@ class TestPlaces:
         assert toy.move(source)
         assert toy.evict(source)
         assert all_right(toy, source, x)
-        release(source, x)
 
 
 def test_compacting_gathers_what_is_free_at_the_end(make_chunked_toy):
@@ -227,7 +203,6 @@ def test_compacting_gathers_what_is_free_at_the_end(make_chunked_toy):
     assert toy.pool.stats().largest_free_bytes == 8 * CHUNKS
     assert toy.compact() == 0
     assert all_right(toy, *kept)
-    release(*kept)
 
 
 @pytest.fixture
@@ -282,10 +257,9 @@ class TestRescue:
         low, mover, high = (toy.unseen(n * CHUNKS // WORD, seed=n) for n in (7, 1, 8))
         toy.run("touch", (mover, MUTATE))
         release(low, high)
-        large = toy.unseen(14 * CHUNKS // WORD)
+        toy.unseen(14 * CHUNKS // WORD)
         assert toy.stats().moves == 1
         assert all_right(toy, mover)
-        release(mover, large)
 
     def test_pinned_ones_end_a_run(self, make_chunked_toy):
         toy = make_chunked_toy(16, moving=1)
@@ -294,9 +268,8 @@ class TestRescue:
             toy.pin(tensor)
         with pytest.raises(OutOfMemory):
             toy.unseen(5 * CHUNKS // WORD)
-        large = toy.unseen(3 * CHUNKS // WORD)
+        toy.unseen(3 * CHUNKS // WORD)
         assert all_right(toy, *kept)
-        release(large, *kept)
 
     def test_where_nothing_helps_it_fails_and_nothing_is_lost(self, make_chunked_toy):
         toy = make_chunked_toy(16, moving=1)
@@ -304,7 +277,6 @@ class TestRescue:
         with pytest.raises(OutOfMemory):
             toy.unseen(9 * CHUNKS // WORD)
         assert all_right(toy, *kept)
-        release(*kept)
 
     def test_what_only_waits_moves_before_it_yields(self, make_chunked_toy):
         """Inputs that are there while others are brought back."""
@@ -316,7 +288,6 @@ class TestRescue:
         assert toy.evict(wide)
         last = toy.one("last", *parts, wide, words=words)
         assert all_right(toy, source, *parts, wide, last)
-        release(source, *parts, wide, last)
 
 
 class Priced(Toy):
@@ -343,12 +314,11 @@ class TestInsteadOfEvicting:
         self, make_chunked_toy, name, moving, moves
     ):
         toy, source, results = self.holes(make_chunked_toy, name, moving=moving)
-        large = toy.unseen(3 * CHUNKS // WORD, seed=9)
+        toy.unseen(3 * CHUNKS // WORD, seed=9)
         assert (toy.stats().moves > 0) == moves
         assert (toy.stats().evictions > 0) != moves
         assert all_right(toy, source, *results)
         assert (len(toy.recomputed) > 0) != moves
-        release(source, large, *results)
 
     def test_in_one_window_some_move_and_others_are_evicted(self, make_chunked_toy):
         """There is one place to move to; more is needed than is free."""
@@ -372,16 +342,14 @@ class TestInsteadOfEvicting:
         large.release()
         assert all_right(toy, source, wall, end, dear, *results)
         assert "dear" not in toy.recomputed
-        release(source, wall, end, dear, *results)
 
     def test_single_evictions_do_not_move(self, make_chunked_toy):
-        toy, source, results = self.holes(
+        toy, _source, _results = self.holes(
             make_chunked_toy, "dear", moving=1, room=lib.DTR_ROOM_SINGLE
         )
-        large = toy.unseen(3 * CHUNKS // WORD, seed=9)
+        toy.unseen(3 * CHUNKS // WORD, seed=9)
         assert toy.stats().evictions > 0
         assert toy.stats().moves == 0
-        release(source, large, *results)
 
 
 class TestEmptyingChunks:
@@ -417,7 +385,6 @@ class TestEmptyingChunks:
         with pytest.raises(OutOfMemory):
             toy.unseen(4 * self.WORDS)
         assert all_right(toy, *kept)
-        release(*kept)
 
     def test_nothing_moves_where_no_gap_is_large_enough(self, make_chunked_toy):
         """A free chunk is no place: the move would take as much as it gives."""
@@ -430,7 +397,6 @@ class TestEmptyingChunks:
             toy.unseen(4 * self.WORDS)
         assert toy.stats().moves == 0
         assert all_right(toy, *kept)
-        release(*kept)
 
     def test_nothing_moves_back_and_forth_where_nothing_helps(self, make_chunked_toy):
         """A hole for three chunks needs two places, and there is one; a free chunk of the small
@@ -447,7 +413,6 @@ class TestEmptyingChunks:
             toy.unseen(3 * chunk)
         assert toy.stats().moves == 0
         assert all_right(toy, *large)
-        release(small[0], *large)
 
     @pytest.mark.parametrize(("name", "moves"), [("dear", True), ("cheap", False)])
     def test_what_is_dear_to_compute_is_copied_and_what_is_cheap_is_not(
@@ -458,28 +423,25 @@ class TestEmptyingChunks:
         results = [toy.one(name, source, words=self.WORDS, parameter=i) for i in range(15)]
         release(*results[::2])
         kept = results[1::2]
-        large = toy.unseen(4 * self.WORDS, seed=9)
+        toy.unseen(4 * self.WORDS, seed=9)
         assert (toy.stats().moves > 0) == moves
         assert (toy.stats().evictions > 0) != moves
         assert all_right(toy, source, *kept)
         assert (len(toy.recomputed) > 0) != moves
-        release(source, large, *kept)
 
 
 class TestPrices:
     def test_copies_are_measured(self, make_chunked_toy):
         toy = make_chunked_toy(64, moving=1)
         kept = every_other(toy, 16, words=4 * CHUNKS // WORD)
-        large = toy.unseen(12 * CHUNKS // WORD)
+        toy.unseen(12 * CHUNKS // WORD)
         stats = toy.stats()
         assert stats.moved_bytes == 4 * CHUNKS
         assert stats.move_ns > 0
         assert all_right(toy, *kept)
-        release(large, *kept)
 
     @pytest.mark.parametrize(("option", "value"), [("moving", 2), ("move_bytes_per_s", -1.0)])
-    def test_a_wrong_option_is_named(self, make_toy, option, value):
-        toy = make_toy()
+    def test_a_wrong_option_is_named(self, toy, option, value):
         with pytest.raises(Invalid, match=f"{option} is -?[12]"):
             toy.configure(**{option: value})
         toy.configure(**{option: 0})
@@ -528,7 +490,6 @@ def test_other_threads_find_their_contents(make_toy):
     assert failures == []
     assert toy.stats().moves > 0
     assert all_right(toy, *sources)
-    release(*sources)
 
 
 class TestOnStreams:
@@ -547,27 +508,26 @@ class TestOnStreams:
         assert fake_cuda.unfinished(B) > 0, "nobody waited"
         toy.wait(A, B)
         with toy.on(A):
-            y = toy.one("y", x, words=LARGE)
-            others = [toy.one("other", source, words=LARGE, parameter=i) for i in range(6)]
+            toy.one("y", x, words=LARGE)
+            for i in range(6):
+                toy.one("other", source, words=LARGE, parameter=i)
         assert toy.pool.stats().host_waits == 0
-        release(source, x, y, *others)
 
     def test_another_stream_that_was_behind_the_making_is_not_behind_the_copy(
         self, make_stream_toy, fake_cuda
     ):
         """O2: it waits once."""
         toy = make_stream_toy(12)
-        source, x = toy.on_a_before_b()
+        _source, x = toy.on_a_before_b()
         with toy.on(A):
             assert toy.move(x)
         waits = fake_cuda.waits()
         with toy.on(B):
-            y = toy.one("y", x, words=LARGE)
+            toy.one("y", x, words=LARGE)
             assert fake_cuda.waits() > waits
             waits = fake_cuda.waits()
-            z = toy.one("z", x, words=LARGE)
+            toy.one("z", x, words=LARGE)
             assert fake_cuda.waits() == waits
-        release(source, x, y, z)
 
     def test_what_was_recorded_to_use_the_block_is_waited_for(self, make_stream_toy, fake_cuda):
         """A library writes on a stream of its own, and says so by record_stream."""
@@ -580,8 +540,7 @@ class TestOnStreams:
             toy.pool.record_stream(address(x), B)
             assert toy.move(x)  # its copy would overlap B's work otherwise
             assert fake_cuda.unfinished(B) > 0
-            y = toy.one("y", x, words=LARGE)
-        release(source, x, y)
+            toy.one("y", x, words=LARGE)
 
     def test_the_content_goes_with_it(self, make_stream_toy, fake_cuda):
         toy = make_stream_toy(12)
@@ -596,7 +555,6 @@ class TestOnStreams:
             assert toy.evict(x)
             assert all_right(toy, x, source)
         assert toy.stats().moves > 10
-        release(source, x)
 
     def test_moves_are_timed_on_the_device_and_nobody_waits(self, make_stream_toy, fake_cuda):
         toy = make_stream_toy(24)
@@ -609,7 +567,6 @@ class TestOnStreams:
             made += [toy.one("g", source, words=8, parameter=i) for i in range(40)]
         assert toy.pool.times() == {}, "all were read"
         assert toy.pool.stats().host_waits == 0
-        release(source, *made)
 
 
 def test_a_driver_that_fails_leaves_the_content_where_it_was(fake_cuda):

@@ -5,14 +5,11 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 
 import pytest
 from native_pool import OutOfMemory, lib
-from toy import MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, chain, release
+from toy import MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, chain
 
 
 class TestMutation:
-    def test_a_mutation_makes_a_new_version_and_old_dependents_still_get_old_content(
-        self, make_toy
-    ):
-        toy = make_toy()
+    def test_a_mutation_makes_a_new_version_and_old_dependents_still_get_old_content(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         before = toy.one("g", y)
@@ -27,10 +24,8 @@ class TestMutation:
         for tensor in (after, before, y):
             assert toy.content(tensor) == tensor.expected()
             toy.verify()
-        release(x, y, before, after)
 
-    def test_aliases_share_one_storage_and_its_versions(self, make_toy):
-        toy = make_toy()
+    def test_aliases_share_one_storage_and_its_versions(self, toy):
         x = toy.unseen(WORDS)
         whole = toy.one("f", x)
         left, right = toy.view(whole, 0, WORDS // 2), toy.view(whole, WORDS // 2, WORDS // 2)
@@ -49,10 +44,8 @@ class TestMutation:
         right.release()
         assert toy.evict(left)
         assert toy.content(left) == left.expected()
-        release(x, left, sum_before, sum_after)
 
-    def test_a_view_of_an_evicted_storage_needs_no_data(self, make_toy):
-        toy = make_toy()
+    def test_a_view_of_an_evicted_storage_needs_no_data(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         toy.evict(y)
@@ -61,10 +54,8 @@ class TestMutation:
         y.release()
         assert toy.recomputed == []
         assert toy.content(part) == part.expected()
-        release(x, part)
 
-    def test_one_operator_may_overwrite_two_views_of_one_storage(self, make_toy):
-        toy = make_toy()
+    def test_one_operator_may_overwrite_two_views_of_one_storage(self, toy):
         x = toy.unseen(WORDS)
         whole = toy.one("f", x)
         left, right = toy.view(whole, 0, WORDS // 2), toy.view(whole, WORDS // 2, WORDS // 2)
@@ -72,10 +63,8 @@ class TestMutation:
         toy.verify()
         toy.evict(whole)
         assert toy.content(whole) == whole.expected()
-        release(x, whole, left, right)
 
-    def test_an_overwrite_of_everything_forgets_the_old_content(self, make_toy):
-        toy = make_toy()
+    def test_an_overwrite_of_everything_forgets_the_old_content(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         toy.run("copy_", (y, WRITE_ONLY), x)
@@ -83,20 +72,16 @@ class TestMutation:
         toy.evict(y)
         assert toy.content(y) == y.expected()
         assert toy.recomputed == ["copy_"]
-        release(x, y)
 
-    def test_an_overwrite_of_a_constant_makes_it_recomputable(self, make_toy):
+    def test_an_overwrite_of_a_constant_makes_it_recomputable(self, toy):
         """What torch.empty gives is a constant; zero_ or normal_ on it is a beginning."""
-        toy = make_toy()
         x = toy.unseen(WORDS)
         assert not toy.evict(x)
         toy.run("fill_", (x, WRITE_ONLY), parameter=3)
         assert toy.evict(x)
         assert toy.content(x) == x.expected()
-        x.release()
 
-    def test_an_overwrite_of_a_constant_in_parts_makes_it_recomputable(self, make_toy):
-        toy = make_toy()
+    def test_an_overwrite_of_a_constant_in_parts_makes_it_recomputable(self, toy):
         x = toy.unseen(WORDS)
         y = toy.unseen(WORDS)
         left, right = toy.view(y, 0, WORDS // 2), toy.view(y, WORDS // 2, WORDS // 2)
@@ -112,10 +97,8 @@ class TestMutation:
         assert toy.recomputed == ["copy_", "f"]
         assert toy.content(y) == y.expected()
         assert toy.recomputed[2:] in (["fill_"], ["copy_", "fill_"])
-        release(x, y, left, right, other)
 
-    def test_what_was_read_before_it_was_written_is_kept(self, make_toy):
-        toy = make_toy()
+    def test_what_was_read_before_it_was_written_is_kept(self, toy):
         x = toy.unseen(WORDS)
         left, right = toy.view(x, 0, WORDS // 2), toy.view(x, WORDS // 2, WORDS // 2)
         toy.run("fill_", (left, WRITE_ONLY))
@@ -125,10 +108,8 @@ class TestMutation:
         assert not toy.evict(x)
         assert not toy.evict(y)
         assert y.is_right()
-        release(x, left, right, y)
 
-    def test_a_copy_of_what_was_not_written_is_not_written(self, make_toy):
-        toy = make_toy()
+    def test_a_copy_of_what_was_not_written_is_not_written(self, toy):
         x = toy.unseen(WORDS)
         quarters = [toy.view(x, WORDS // 4 * i, WORDS // 4) for i in range(4)]
         first, second, third, last = quarters
@@ -140,10 +121,8 @@ class TestMutation:
         assert not toy.evict(x)
         toy.run("copy_", (second, WRITE_ONLY), third, copies=True)
         assert toy.evict(x)
-        release(x, *quarters)
 
-    def test_an_overwrite_of_a_part_keeps_the_rest(self, make_toy):
-        toy = make_toy()
+    def test_an_overwrite_of_a_part_keeps_the_rest(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         half = toy.view(y, 0, WORDS // 2)
@@ -151,10 +130,8 @@ class TestMutation:
         toy.evict(y)
         assert toy.content(y) == y.expected()
         assert toy.recomputed == ["f", "fill_"]
-        release(x, y, half)
 
-    def test_a_recomputation_does_not_write_to_scratch_that_users_see(self, make_toy):
-        toy = make_toy()
+    def test_a_recomputation_does_not_write_to_scratch_that_users_see(self, toy):
         x = toy.unseen(WORDS)
         statistics = toy.unseen(WORDS, seed=1)
         y = toy.one("norm", x, (statistics, SCRATCH))
@@ -163,10 +140,8 @@ class TestMutation:
         assert toy.content(y) == y.expected()
         assert statistics.is_right()
         assert not toy.evict(statistics)
-        release(x, statistics, y)
 
-    def test_a_mutation_that_cannot_be_recomputed_makes_a_constant(self, make_toy):
-        toy = make_toy()
+    def test_a_mutation_that_cannot_be_recomputed_makes_a_constant(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         z = toy.one("g", y)
@@ -174,10 +149,8 @@ class TestMutation:
         assert not toy.evict(y)
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
-        release(x, y, z)
 
-    def test_a_mutation_of_an_evicted_storage_brings_it_back_first(self, make_toy):
-        toy = make_toy()
+    def test_a_mutation_of_an_evicted_storage_brings_it_back_first(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         toy.evict(y)
@@ -185,14 +158,12 @@ class TestMutation:
         assert y.is_right()
         toy.evict(y)
         assert toy.content(y) == y.expected()
-        release(x, y)
 
 
 class TestWhatBecomesConstantWhileItIsOverwritten:
     """Found by the model: dependents read the new content when they are recomputed next."""
 
-    def test_because_its_history_is_too_long(self, make_toy):
-        toy = make_toy()
+    def test_because_its_history_is_too_long(self, toy):
         x = toy.unseen(WORDS)
         y = chain(toy, x, 10)
         z = toy.one("g", y)
@@ -202,13 +173,11 @@ class TestWhatBecomesConstantWhileItIsOverwritten:
         toy.verify()
         assert toy.content(z) == z.expected()
         assert y.is_right()
-        release(x, y, z)
 
     @pytest.mark.parametrize("weight_first", [True, False])
     def test_because_the_same_operator_overwrites_what_it_was_computed_from(
-        self, make_toy, weight_first
+        self, toy, weight_first
     ):
-        toy = make_toy()
         weight = toy.unseen(WORDS)
         y = toy.one("f", weight)
         z = toy.one("g", y)
@@ -219,7 +188,6 @@ class TestWhatBecomesConstantWhileItIsOverwritten:
         assert toy.content(z) == z.expected()
         assert weight.is_right()
         assert toy.content(y) == y.expected()
-        release(weight, y, z)
 
     def test_because_the_operator_makes_room(self, make_toy):
         toy = make_toy(pages=8)
@@ -241,7 +209,6 @@ class TestWhatBecomesConstantWhileItIsOverwritten:
         result.release()
         for tensor in (z, y):
             assert toy.content(tensor) == tensor.expected()
-        release(y, z, other)
 
 
 class TestKeepingWhatIsOverwritten:
@@ -249,8 +216,7 @@ class TestKeepingWhatIsOverwritten:
 
     SMALL, LARGE = 512, 65536 // 8 + 512  # words
 
-    def test_what_the_operator_gives_besides_can_be_computed_again(self, make_toy):
-        toy = make_toy()
+    def test_what_the_operator_gives_besides_can_be_computed_again(self, toy):
         x = toy.unseen(WORDS)
         running = toy.unseen(self.SMALL)
         first = toy.one("norm", x, (running, MUTATE), keeps_old=True)
@@ -261,21 +227,16 @@ class TestKeepingWhatIsOverwritten:
             assert toy.content(tensor) == tensor.expected()
             assert running.is_right()
         assert not toy.evict(running)
-        release(x, first, second, running)
 
-    def test_what_was_computed_from_the_old_content_is_still_evictable(self, make_toy):
-        toy = make_toy()
+    def test_what_was_computed_from_the_old_content_is_still_evictable(self, toy):
         x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
         before = toy.one("scale", x, running)
         assert toy.evict(before)
-        result = toy.one("norm", x, (running, MUTATE), keeps_old=True)
+        toy.one("norm", x, (running, MUTATE), keeps_old=True)
         assert before.evicted
         assert toy.content(before) == before.expected()
-        release(x, before, result, running)
-        toy.verify()
 
-    def test_one_storage_may_be_read_and_overwritten_by_two_arguments(self, make_toy):
-        toy = make_toy()
+    def test_one_storage_may_be_read_and_overwritten_by_two_arguments(self, toy):
         x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
         result = toy.one("norm", x, running, (running, MUTATE), keeps_old=True)
         assert toy.evict(result)
@@ -283,10 +244,8 @@ class TestKeepingWhatIsOverwritten:
         again = toy.one("norm", (running, MUTATE), (running, MUTATE), keeps_old=True)
         assert toy.evict(again)
         assert toy.content(again) == again.expected()
-        release(x, result, again, running)
 
-    def test_the_copy_goes_with_the_last_that_needs_it(self, make_toy):
-        toy = make_toy()
+    def test_the_copy_goes_with_the_last_that_needs_it(self, toy):
         x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
         blocks = toy.pool.stats().live_blocks
         result = toy.one("norm", x, (running, MUTATE), keeps_old=True)
@@ -294,20 +253,16 @@ class TestKeepingWhatIsOverwritten:
         result.release()
         assert toy.stats().kept_constant_bytes == 0
         assert toy.pool.stats().live_blocks == blocks
-        release(x, running)
 
-    def test_what_is_large_is_not_copied_and_makes_constants(self, make_toy):
-        toy = make_toy()
+    def test_what_is_large_is_not_copied_and_makes_constants(self, toy):
         x, running = toy.unseen(WORDS), toy.unseen(self.LARGE)
         result = toy.one("norm", x, (running, MUTATE), keeps_old=True)
         assert not toy.evict(result)
         assert toy.stats().kept_constant_bytes == 0
-        release(x, result, running)
 
     @pytest.mark.parametrize("started", [False, True])
-    def test_an_operator_that_fails_leaves_no_copy(self, make_toy, started):
-        toy = make_toy()
-        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
+    def test_an_operator_that_fails_leaves_no_copy(self, toy, started):
+        _x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
         blocks = toy.pool.stats().live_blocks
         buffer = lib.dtr_frame_buffer(toy.frame, 1)
         buffer[0] = running.number | MUTATE
@@ -316,4 +271,3 @@ class TestKeepingWhatIsOverwritten:
         lib.dtr_op_abort(toy.frame, started)
         assert toy.pool.stats().live_blocks == blocks
         toy.verify()
-        release(x, running)

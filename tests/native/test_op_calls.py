@@ -50,7 +50,6 @@ class TestFailure:
         assert toy.evict(pinned)
         toy.pool.set_budget(least)
         toy.one("large", y, words=5 * WORDS).release()
-        release(x, y, pinned)
 
     def test_out_of_memory_within_a_rematerialization_leaves_no_lock(self, make_toy):
         toy = make_toy(pages=8)
@@ -66,7 +65,6 @@ class TestFailure:
         obstacle.release()
         assert toy.content(y) == y.expected()
         assert_no_locks(toy, y)
-        release(x, y)
 
     def test_making_room_within_a_step_settles_nothing_that_the_step_overwrites(self, make_toy):
         """Found by the model: the old version that a step was about to overwrite became a
@@ -88,10 +86,8 @@ class TestFailure:
         for tensor in (y, early, wide):
             assert toy.content(tensor) == tensor.expected()
             toy.verify()
-        release(y, early, wide)
 
-    def test_a_failing_operator_leaves_no_lock(self, make_toy):
-        toy = make_toy()
+    def test_a_failing_operator_leaves_no_lock(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         blocks = toy.pool.stats().live_blocks
@@ -101,10 +97,8 @@ class TestFailure:
         toy.verify()
         assert_no_locks(toy, y)
         toy.one("g", x, y).release()
-        release(x, y)
 
-    def test_what_a_failing_operator_overwrote_is_a_constant_of_unknown_content(self, make_toy):
-        toy = make_toy()
+    def test_what_a_failing_operator_overwrote_is_a_constant_of_unknown_content(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         z = toy.one("g", y)
@@ -114,13 +108,11 @@ class TestFailure:
         assert not toy.evict(y)
         assert toy.evict(z)
         assert toy.content(z) == z.expected()  # of the old version
-        release(x, y, z)
 
     @pytest.mark.parametrize("failing", range(4))
     def test_a_closure_that_fails_amid_a_rematerialization_leaves_everything_usable(
-        self, make_toy, failing
+        self, toy, failing
     ):
-        toy = make_toy()
         x = toy.unseen(WORDS)
         hooks = [fail_once() if i == failing else lambda operator: None for i in range(4)]
         a = toy.one("a", x, fails=hooks[0])
@@ -138,10 +130,8 @@ class TestFailure:
         for tensor in (c, early, c):
             assert toy.content(tensor) == tensor.expected()
             assert_no_locks(toy, tensor)
-        release(x, c, early)
 
-    def test_a_recomputation_of_another_size_is_a_loud_error(self, make_toy):
-        toy = make_toy()
+    def test_a_recomputation_of_another_size_is_a_loud_error(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         toy.evict(y)
@@ -156,10 +146,8 @@ class TestFailure:
         toy.verify()
         toy.closures[op_id] = right
         assert toy.content(y) == y.expected()
-        release(x, y)
 
-    def test_a_frame_has_one_operator_at_a_time(self, make_toy):
-        toy = make_toy()
+    def test_a_frame_has_one_operator_at_a_time(self, toy):
         assert lib.dtr_op_end(toy.frame, 0, 0, 1) == -lib.DTR_STATE
         assert lib.dtr_op_begin(toy.frame, 0, 0, 0) == 0
         assert lib.dtr_op_begin(toy.frame, 0, 0, 0) == -lib.DTR_STATE
@@ -203,12 +191,10 @@ class TestThreads:
         assert errors == []
         assert toy.stats().evictions > 0
         assert toy.stats().rematerializations > 0
-        shared.release()
 
 
-def test_frames_go_on_when_the_threads_that_used_them_have_ended(make_toy):
+def test_frames_go_on_when_the_threads_that_used_them_have_ended(toy):
     """So many threads at once that their memory goes back to the system with them."""
-    toy = make_toy()
     source = toy.unseen(WORDS)
     all_are_here = threading.Barrier(16)
     frames, made = [], []
@@ -232,7 +218,6 @@ def test_frames_go_on_when_the_threads_that_used_them_have_ended(make_toy):
         assert toy.content(tensor) == tensor.expected()
         made.append(toy.one("g", tensor, words=WORDS))
         other.join()
-    release(source, *made)
 
 
 def test_a_failing_driver_call_is_a_driver_error_and_leaves_no_lock(fake_cuda):

@@ -69,8 +69,7 @@ class OpLog:
         lib.dtr_op_log_name(self.toy.frame, number)
 
 
-def test_a_chain_is_a_constant_two_calls_and_their_releases(make_toy):
-    toy = make_toy()
+def test_a_chain_is_a_constant_two_calls_and_their_releases(toy):
     log = OpLog(toy)
     x = toy.unseen(PAGE_WORDS)
     log.name(7)
@@ -87,8 +86,7 @@ def test_a_chain_is_a_constant_two_calls_and_their_releases(make_toy):
     ]
 
 
-def test_overwriting_keeps_the_name(make_toy):
-    toy = make_toy()
+def test_overwriting_keeps_the_name(toy):
     log = OpLog(toy)
     x = toy.unseen(PAGE_WORDS)
     y = toy.one("f", x)
@@ -98,22 +96,18 @@ def test_overwriting_keeps_the_name(make_toy):
         (OVERWRITE, -1, [(2, 0), (1, 0)], [0]),
         (OVERWRITE, -1, [(1, 0), (2, 0), (2, 0)], [1]),
     ]
-    release(x, y)
 
 
-def test_a_constant_that_is_overwritten_is_overwritten(make_toy):
-    toy = make_toy()
+def test_a_constant_that_is_overwritten_is_overwritten(toy):
     log = OpLog(toy)
     weight, gradient = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS, 1)
     toy.run("step_", (weight, MUTATE | CONSTANT), gradient)
     toy.run("step_", (weight, MUTATE | CONSTANT), gradient)
     step = (OVERWRITE, -1, [(1, 0), (2, 0)], [0])
     assert log.take() == [(MAKE, 1, 4096), (MAKE, 2, 4096), step, step]
-    release(weight, gradient)
 
 
-def test_new_memory_that_an_operator_fills_is_its_result(make_toy):
-    toy = make_toy()
+def test_new_memory_that_an_operator_fills_is_its_result(toy):
     log = OpLog(toy)
     x, buffer = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS)
     toy.run("copy_", (buffer, WRITE_ONLY), x)
@@ -123,24 +117,20 @@ def test_new_memory_that_an_operator_fills_is_its_result(make_toy):
         (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)]),
         (OVERWRITE, -1, [(2, 0), (1, 0)], [-1]),  # not [0]: its old content is not read
     ]
-    release(x, buffer)
 
 
-def test_a_parameter_is_a_constant_also_when_it_is_filled(make_toy):
-    toy = make_toy()
+def test_a_parameter_is_a_constant_also_when_it_is_filled(toy):
     log = OpLog(toy)
     weight = toy.unseen(PAGE_WORDS)
     toy.run("uniform_", (weight, WRITE_ONLY | CONSTANT))
     assert log.take() == [(EFFECT, -1, [], 1), (MAKE, 1, 4096)]
-    release(weight)
 
 
-def test_a_result_that_becomes_a_parameter_becomes_a_constant(make_toy):
-    toy = make_toy()
+def test_a_result_that_becomes_a_parameter_becomes_a_constant(toy):
     log = OpLog(toy)
     weight = toy.one("f")
-    y = toy.one("g", (weight, READ | CONSTANT))
-    z = toy.one("g", (weight, READ | CONSTANT))
+    toy.one("g", (weight, READ | CONSTANT))
+    toy.one("g", (weight, READ | CONSTANT))
     assert log.take() == [
         (CALL, -1, [], [(1, 0, 4096, -1)]),
         (RELEASE, (1, 0)),
@@ -148,15 +138,13 @@ def test_a_result_that_becomes_a_parameter_becomes_a_constant(make_toy):
         (CALL, -1, [(2, 0)], [(3, 0, 4096, -1)]),
         (CALL, -1, [(2, 0)], [(4, 0, 4096, -1)]),
     ]
-    release(weight, y, z)
 
 
-def test_what_cannot_be_repeated_gives_constants(make_toy):
-    toy = make_toy()
+def test_what_cannot_be_repeated_gives_constants(toy):
     log = OpLog(toy)
     x = toy.unseen(PAGE_WORDS)
-    tiny, large = toy.run("f", x, results=[8, PAGE_WORDS])
-    read = toy.one("file", x, recomputable=False)
+    _tiny, large = toy.run("f", x, results=[8, PAGE_WORDS])
+    toy.one("file", x, recomputable=False)
     toy.run("file_", (large, MUTATE), recomputable=False)
     toy.run("item", x, results=[], recomputable=False)
     toy.run("mark", results=[])
@@ -170,20 +158,16 @@ def test_what_cannot_be_repeated_gives_constants(make_toy):
         (EFFECT, -1, [(1, 0)], 0),
         (EFFECT, -1, [], 0),
     ]
-    release(x, tiny, large, read)
 
 
-def test_hidden_state_is_no_argument(make_toy):
-    toy = make_toy()
+def test_hidden_state_is_no_argument(toy):
     log = OpLog(toy)
     x, running = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS, 1)
-    y = toy.one("norm", x, (running, SCRATCH))
+    toy.one("norm", x, (running, SCRATCH))
     assert log.take() == [(MAKE, 1, 4096), (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)])]
-    release(x, running, y)
 
 
-def test_a_view_has_a_name_until_its_storage_is_overwritten(make_toy):
-    toy = make_toy()
+def test_a_view_has_a_name_until_its_storage_is_overwritten(toy):
     log = OpLog(toy)
     x = toy.one("f")
     half = toy.view(x, 0, 256)
@@ -191,9 +175,9 @@ def test_a_view_has_a_name_until_its_storage_is_overwritten(make_toy):
     buffer[0], buffer[1] = x.number, half.number
     lib.dtr_op_log_view(toy.frame, 1, 1, 9, 5)
     lib.dtr_op_log_view(toy.frame, 1, 1, 9, 5)  # known by now
-    y = toy.one("g", half)
+    toy.one("g", half)
     toy.run("add_", (half, MUTATE))
-    z = toy.one("g", half)
+    toy.one("g", half)
     release(half, x)
     records = log.take(times=True)
     assert records[1] == (CALL, 9, 5, [(1, 0)], [(1, 1, 4096, 0)])
@@ -210,11 +194,9 @@ def test_a_view_has_a_name_until_its_storage_is_overwritten(make_toy):
         (RELEASE, (1, 0)),
     ]
     assert records[5][2] == 0, "a view that nobody recorded costs nothing"
-    release(y, z)
 
 
-def test_an_operator_that_fails_leaves_no_line(make_toy):
-    toy = make_toy()
+def test_an_operator_that_fails_leaves_no_line(toy):
     log = OpLog(toy)
     x = toy.one("f")
     log.take()
@@ -232,8 +214,7 @@ def test_an_operator_that_fails_leaves_no_line(make_toy):
 
 
 class TestMemory:
-    def test_temporaries_stand_before_their_operator(self, make_toy):
-        toy = make_toy()
+    def test_temporaries_stand_before_their_operator(self, toy):
         log = OpLog(toy)
 
         def temporaries(operator):
@@ -248,30 +229,24 @@ class TestMemory:
         first, _, second, _ = log.take()
         assert first == (MEMORY, [(2, 0), (2, 1), *parts])
         assert second == (MEMORY, parts)
-        release(*x)
 
-    def test_results_in_order_need_no_record(self, make_toy):
-        toy = make_toy()
+    def test_results_in_order_need_no_record(self, toy):
         log = OpLog(toy)
-        x = toy.run("f", results=[PAGE_WORDS, PAGE_WORDS])
+        toy.run("f", results=[PAGE_WORDS, PAGE_WORDS])
         assert len(log.take()) == 1
-        release(*x)
 
-    def test_what_a_rematerialization_allocates_is_not_the_operators(self, make_toy):
-        toy = make_toy()
+    def test_what_a_rematerialization_allocates_is_not_the_operators(self, toy):
         log = OpLog(toy)
         x = toy.one("f")
         y = toy.one("g", x)
         log.take()
         assert lib.dtr_evict(toy.engine, x.handle) == 1
         assert lib.dtr_evict(toy.engine, y.handle) == 1
-        z = toy.one("h", y)
+        toy.one("h", y)
         assert [record[0] for record in log.take()] == [CALL]
-        release(x, y, z)
 
 
-def test_following_gives_the_same_names_as_writing(make_toy):
-    toy = make_toy()
+def test_following_gives_the_same_names_as_writing(toy):
     log = OpLog(toy, lib.DTR_OP_LOG_FOLLOWING)
     x = toy.unseen(PAGE_WORDS)
     y, dead = toy.one("f", x), toy.one("f", x)
@@ -294,8 +269,7 @@ def test_following_gives_the_same_names_as_writing(make_toy):
     ]
 
 
-def test_memory_of_others_has_no_size_and_is_released_when_it_is_found_dead(make_toy):
-    toy = make_toy()
+def test_memory_of_others_has_no_size_and_is_released_when_it_is_found_dead(toy):
     log = OpLog(toy)
     memory = ffi.new("int64_t[]", 512)
     out = ffi.new("dtr_sim_tensor **")
@@ -339,8 +313,7 @@ def test_decisions_are_told_in_the_names_of_the_op_log(make_toy):
     assert log.decisions() == []
 
 
-def test_versions_of_a_storage_are_told_apart_in_decisions(make_toy):
-    toy = make_toy()
+def test_versions_of_a_storage_are_told_apart_in_decisions(toy):
     log = OpLog(toy)
     x = toy.one("f")
     toy.run("add_", (x, MUTATE))
@@ -357,7 +330,6 @@ def test_versions_of_a_storage_are_told_apart_in_decisions(make_toy):
         (GONE, 1, 1),
         (RECOMPUTED, 2, 0),
     ]
-    release(x)
 
 
 def program(toy, seed, evict, steps=150):
@@ -398,8 +370,7 @@ def test_the_op_log_does_not_depend_on_evictions(make_toy, seed):
     assert found[0] == found[1]
 
 
-def test_memory_of_a_thread_whose_operator_ended_on_another_one_is_no_operators(make_toy):
-    toy = make_toy()
+def test_memory_of_a_thread_whose_operator_ended_on_another_one_is_no_operators(toy):
     x = toy.unseen(PAGE_WORDS)
     log = OpLog(toy)
     with ThreadPoolExecutor(1) as thread:
@@ -407,6 +378,5 @@ def test_memory_of_a_thread_whose_operator_ended_on_another_one_is_no_operators(
         assert lib.dtr_op_end(toy.frame, 0, 0, 1) == 0
         log.take()
         elsewhere = thread.submit
-        y = toy.one("f", x, fails=lambda _: elsewhere(toy.unseen, PAGE_WORDS).result().release())
+        toy.one("f", x, fails=lambda _: elsewhere(toy.unseen, PAGE_WORDS).result().release())
     assert [record[0] for record in log.take()] == [MAKE, CALL]
-    release(x, y)

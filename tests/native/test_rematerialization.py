@@ -19,7 +19,6 @@ class TestMakingRoom:
             assert toy.content(result) == result.expected()
             toy.verify()
         assert toy.stats().rematerializations >= 13
-        release(x, *results)
 
     def test_what_comes_back_once_more_is_counted_apart(self, make_toy):
         toy = make_toy(pages=8)
@@ -34,7 +33,6 @@ class TestMakingRoom:
             )
             assert toy.evict(result)
             assert toy.content(result) == result.expected()
-        release(x, result)
 
     def test_chains_of_20000_operators_rematerialize_without_recursion(self, make_toy):
         toy = make_toy(pages=64)
@@ -51,7 +49,6 @@ class TestMakingRoom:
         assert toy.content(last) == last.expected()
         assert len(toy.recomputed) == 20_000
         toy.verify()
-        release(x, last)
 
     def test_a_history_that_outweighs_its_storage_is_cut(self, make_toy):
         """A running average does not keep its whole past: its present becomes a constant."""
@@ -60,7 +57,6 @@ class TestMakingRoom:
         last = chain(toy, x, 1_000, words=128)
         assert toy.stats().live_ops <= 64 + 7
         assert toy.content(last) == last.expected()
-        release(x, last)
 
     def test_what_is_evicted_while_its_sibling_comes_back_comes_back_too(self, make_toy):
         """Two inputs of one operator whose own recomputations each need all the room."""
@@ -73,10 +69,8 @@ class TestMakingRoom:
         assert toy.content(both) == both.expected()
         toy.evict(both)
         assert toy.content(both) == both.expected()
-        release(x, both)
 
-    def test_evicting_by_hand_frees_the_block_and_says_whether_it_could(self, make_toy):
-        toy = make_toy()
+    def test_evicting_by_hand_frees_the_block_and_says_whether_it_could(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         before = toy.pool.stats().live_blocks
@@ -90,7 +84,6 @@ class TestMakingRoom:
         assert toy.resident(x)
         toy.verify()
         assert toy.content(y) == y.expected()
-        release(x, y)
 
     def test_lowering_the_budget_evicts(self, make_toy):
         toy = make_toy(pages=64)
@@ -101,12 +94,10 @@ class TestMakingRoom:
         assert sum(result.evicted for result in results) >= 33
         for result in results:
             assert toy.content(result) == result.expected()
-        release(x, *results)
 
 
 class TestSeveralResults:
-    def test_all_evicted_results_come_back_and_the_others_are_freed_at_once(self, make_toy):
-        toy = make_toy()
+    def test_all_evicted_results_come_back_and_the_others_are_freed_at_once(self, toy):
         x = toy.unseen(WORDS)
         parts = toy.run("split", x, results=[WORDS] * 4)
         for part in parts[1:]:
@@ -117,20 +108,16 @@ class TestSeveralResults:
         assert toy.pool.stats().live_blocks == kept + 3
         for part in parts:
             assert part.is_right()
-        release(x, *parts)
 
-    def test_results_of_dead_siblings_are_not_kept(self, make_toy):
-        toy = make_toy()
+    def test_results_of_dead_siblings_are_not_kept(self, toy):
         x = toy.unseen(WORDS)
         parts = toy.run("split", x, results=[WORDS] * 3)
         release(parts[0], parts[2])
         assert toy.evict(parts[1])
         assert toy.content(parts[1]) == parts[1].expected()
         assert toy.pool.stats().live_blocks == 2
-        release(x, parts[1])
 
-    def test_an_operator_may_overwrite_and_make_results_at_once(self, make_toy):
-        toy = make_toy()
+    def test_an_operator_may_overwrite_and_make_results_at_once(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         z = toy.one("pop_", (y, MUTATE), words=2 * WORDS)
@@ -141,15 +128,13 @@ class TestSeveralResults:
             assert toy.evict(second)
             assert toy.content(first) == first.expected()
             assert toy.content(second) == second.expected()
-        release(x, y, z)
 
     @pytest.mark.parametrize("next_version_lives", [True, False])
     def test_an_old_version_that_a_step_overwrote_is_not_taken_for_whole(
-        self, make_toy, next_version_lives
+        self, toy, next_version_lives
     ):
         """Found by the model: only the second result of an overwriting operator comes back, and
         then another dependent of the old version."""
-        toy = make_toy()
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         early = toy.one("g", y)
@@ -165,7 +150,6 @@ class TestSeveralResults:
         toy.verify()
         assert toy.evict(both)
         assert toy.content(both) == both.expected()
-        release(x, both, y)
 
 
 class TestHistory:
@@ -179,32 +163,29 @@ class TestHistory:
         toy.evict(average)
         assert toy.content(average) == average.expected()
         assert len(toy.recomputed) <= 50
-        average.release()
 
     def test_an_evicted_storage_beyond_the_limit_is_brought_back(self, make_toy):
         toy = make_toy(history=10)
         x = toy.unseen(WORDS)
         old = toy.one("f", x)
         assert toy.evict(old)
-        results = [toy.one("g", x, parameter=i) for i in range(12)]
+        for i in range(12):
+            toy.one("g", x, parameter=i)
         assert not old.evicted
         assert not toy.evict(old)
         assert toy.stats().live_ops <= 11
-        release(x, old, *results)
 
-    def test_a_lower_limit_counts_from_the_next_operator_on(self, make_toy):
-        toy = make_toy()
+    def test_a_lower_limit_counts_from_the_next_operator_on(self, toy):
         x = toy.unseen(WORDS)
         results = [toy.one("f", x, parameter=i) for i in range(20)]
         for result in results[::2]:
             toy.evict(result)
         toy.keep_history(5)
-        last = toy.one("f", x)
+        toy.one("f", x)
         assert toy.stats().live_ops <= 6
         toy.verify()
         for result in results:
             assert toy.content(result) == result.expected()
-        release(x, last, *results)
 
 
 def test_an_input_that_dies_after_the_step_was_described_is_held_for_it(make_toy):
@@ -225,5 +206,3 @@ def test_an_input_that_dies_after_the_step_was_described_is_held_for_it(make_toy
     toy.materialize(z)
     assert toy.recomputed == ["g"]
     toy.verify()
-    x.release()
-    z.release()

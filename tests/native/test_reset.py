@@ -9,8 +9,7 @@ from toy import PAGE, WORDS, op_key, release
 
 
 class TestReset:
-    def test_reset_refuses_while_a_live_storage_is_evicted_and_changes_nothing(self, make_toy):
-        toy = make_toy()
+    def test_reset_refuses_while_a_live_storage_is_evicted_and_changes_nothing(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         assert toy.evict(y)
@@ -21,10 +20,8 @@ class TestReset:
         toy.reset()
         assert toy.stats().live_storages == 0
         assert y.is_right()
-        release(x, y)
 
-    def test_what_is_lost_keeps_its_record_until_it_dies(self, make_toy):
-        toy = make_toy()
+    def test_what_is_lost_keeps_its_record_until_it_dies(self, toy):
         x = toy.unseen(WORDS)
         y = toy.one("f", x)
         z = toy.one("g", y)
@@ -66,10 +63,8 @@ class TestReset:
         toy.verify()
         assert toy.stats().host_bytes == 0
         assert y.is_right()
-        release(x, y)
 
-    def test_reset_returns_the_memory_that_only_the_engine_holds(self, make_toy):
-        toy = make_toy()
+    def test_reset_returns_the_memory_that_only_the_engine_holds(self, toy):
         x = toy.unseen(WORDS)
         results = [toy.one("f", x, parameter=i) for i in range(3)]
         toy.evict(results[0])
@@ -81,17 +76,14 @@ class TestReset:
         assert toy.pool.stats().live_blocks == 3
         assert toy.stats().kept_constant_bytes == 0
         toy.verify()
-        release(*results)
 
-    def test_all_evicted_storages_come_back_at_once(self, make_toy):
-        toy = make_toy()
+    def test_all_evicted_storages_come_back_at_once(self, toy):
         x = toy.unseen(WORDS)
         results = [toy.one("f", x, parameter=i) for i in range(10)]
         for result in results:
             toy.evict(result)
         toy.materialize_all()
         assert all(result.is_right() for result in results)
-        release(x, *results)
 
     def test_if_not_all_fits_that_is_an_error_and_no_endless_exchange(self, make_toy):
         toy = make_toy(pages=8)
@@ -106,13 +98,10 @@ class TestReset:
         release(*gone)
         toy.materialize_all()
         assert all(result.is_right() for result in results)
-        release(x, *results)
 
-    def test_records_keep_an_engine_from_being_destroyed(self, make_toy):
-        toy = make_toy()
+    def test_records_keep_an_engine_from_being_destroyed(self, toy):
         x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        toy.one("f", x)
         assert lib.dtr_engine_destroy(toy.engine) == lib.DTR_STATE
         assert lib.dtr_sim_destroy(toy.sim) == lib.DTR_STATE
         toy.verify()
-        release(x, y)

@@ -45,7 +45,6 @@ class TestConstants:
         results = [toy.one("sum", source, words=WORDS) for source in sources]
         assert toy.stats().swaps > 0
         assert all_right(toy, *sources, *results)
-        release(*sources, *results)
 
     def test_without_swapping_the_same_job_is_out_of_memory(self, make_toy):
         toy = make_toy(pages=5)
@@ -53,7 +52,6 @@ class TestConstants:
         first = toy.one("sum", *sources[:2], (sources[0], MUTATE), words=WORDS)
         with pytest.raises(OutOfMemory):
             toy.one("sum", first, words=WORDS)
-        release(*sources, first)
 
     def test_an_operator_finds_its_swapped_inputs_again(self, make_toy):
         toy = make_toy(**swapping())
@@ -67,7 +65,6 @@ class TestConstants:
         assert toy.resident(source)
         assert toy.recomputed == []
         assert all_right(toy, source, first, second)
-        release(source, first, second)
 
     def test_overwriting_one_keeps_what_was_computed_from_it(self, make_toy):
         toy = make_toy(**swapping())
@@ -77,7 +74,6 @@ class TestConstants:
         toy.evict(source)
         toy.run("add_", (source, MUTATE), parameter=1)
         assert all_right(toy, source, result)
-        release(source, result)
 
     def test_a_swapped_result_becomes_a_constant_where_it_lies(self, make_toy):
         """When what it was computed from is overwritten it need not come back."""
@@ -91,7 +87,6 @@ class TestConstants:
         assert not toy.resident(dear)
         assert toy.recomputed == []
         assert all_right(toy, source, dear)
-        release(source, dear)
 
     def test_host_memory_of_the_dead_goes_back_with_what_needed_them(self, make_toy):
         toy = make_toy(**swapping())
@@ -112,12 +107,11 @@ class TestConstants:
         toy.pin(escaped, escaped=True)
         assert not toy.evict(pinned)
         assert not toy.evict(escaped)
-        release(pinned, escaped)
 
     def test_with_swapping_off_again_they_come_back(self, make_toy):
         toy = make_toy(**swapping())
         source = toy.unseen(WORDS)
-        result = toy.one("f", source, words=WORDS)
+        toy.one("f", source, words=WORDS)
         toy.evict(source)
         toy.configure(swap_bytes=0)
         toy.verify()
@@ -125,19 +119,18 @@ class TestConstants:
         assert toy.resident(source)
         assert not toy.evict(source)
         toy.reset()
-        release(source, result)
 
 
 class TestCap:
     def test_no_more_goes_to_host_memory_than_it_allows(self, make_toy):
         toy = make_toy(**swapping(pages=2))
         sources = [constant(toy, seed=i) for i in range(3)]
-        results = [toy.one("f", source, words=8) for source in sources]
+        for source in sources:
+            toy.one("f", source, words=8)
         assert [toy.evict(source) for source in sources] == [True, True, False]
         toy.materialize(sources[0])
         assert toy.evict(sources[2])
         assert all_right(toy, *sources[1:2])
-        release(*sources, *results)
 
     def test_a_search_passes_over_what_finds_no_room_there_until_there_is_some(self, make_toy):
         toy = make_toy(pages=7, **swapping(pages=1))
@@ -152,7 +145,6 @@ class TestCap:
         assert toy.stats().host_bytes == PAGE
         more.release()
         assert all_right(toy, *sources)
-        release(*sources)
 
 
 class TestPrices:
@@ -171,7 +163,6 @@ class TestPrices:
         assert (toy.stats().swaps, toy.stats().evictions) == (1, 1)
         assert all_right(toy, dear, cheap)
         assert toy.recomputed == ["cheap"]
-        release(source, dear, cheap)
 
     def test_a_constant_is_compared_with_results(self, make_toy):
         """The search takes what costs least, whichever way it would go."""
@@ -202,7 +193,6 @@ class TestPrices:
         assert toy.stats().evictions == 1
         assert all_right(toy, cheap)
         assert toy.recomputed == ["cheap"]
-        release(source, dear, cheap)
 
 
 class TestRefusedHostMemory:
@@ -222,7 +212,6 @@ class TestRefusedHostMemory:
         assert toy.stats().evictions >= 4
         assert all_right(toy, *results)
         toy.unpin(source)
-        release(source, *results)
 
     def test_a_constant_stays_and_the_operator_fails(self, make_toy):
         toy = make_toy(pages=3, **swapping())
@@ -231,7 +220,6 @@ class TestRefusedHostMemory:
             toy.one("f", sources[0], words=2 * WORDS)
         toy.verify()
         assert all_right(toy, *sources)
-        release(*sources)
 
 
 def beside_each_other(*works):
@@ -256,7 +244,6 @@ def test_a_content_that_moves_is_waited_for(make_toy):
     beside_each_other(work, work)
     assert toy.stats().swaps > 0
     assert all_right(toy, *sources, *results)
-    release(*sources, *results)
 
 
 @pytest.mark.parametrize("_", range(20))
@@ -284,7 +271,6 @@ def test_a_victim_that_is_dropped_while_another_is_copied_goes_with_its_record(m
 
     beside_each_other(make_room, drop)
     toy.verify()
-    release(*sources)
 
 
 def resident_bytes():
@@ -377,15 +363,14 @@ class TestOnCuda:
             x = toy.one("x", source, words=LARGE)
             assert toy.evict(source)
             y = toy.one("y", x, words=LARGE)  # in the block of the source, or another one
-            more = toy.one("more", y, words=LARGE)
+            toy.one("more", y, words=LARGE)
         assert fake_cuda.unfinished(A) > 0, "nobody waited for the copies"
         # The job orders nothing: it only reads, and knows of no copies.
         with toy.on(B):
-            z = toy.one("z", source, words=8)
+            toy.one("z", source, words=8)
         with toy.on(A):
-            w = toy.one("w", source, words=8)
+            toy.one("w", source, words=8)
         assert toy.stats().swapped_in_bytes >= LARGE * WORD
-        release(source, x, y, more, z, w)
 
 
 class TestPrefetching:
@@ -409,7 +394,6 @@ class TestPrefetching:
             # The first pass learns the order; in the others all but the first are ahead.
             assert stats.prefetches == stats.prefetch_hits == 2 * 5
             assert all_right(toy, *constants)
-        release(*constants)
 
     def test_nothing_is_evicted_for_a_guess(self, make_stream_toy, fake_cuda):
         toy = make_stream_toy(4, **swapping())
@@ -421,7 +405,6 @@ class TestPrefetching:
             assert toy.stats().swaps >= 6
             assert toy.stats().prefetches == 0  # memory was full whenever one was due
             assert all_right(toy, *constants)
-        release(*constants)
 
     def test_one_that_goes_again_unused_is_no_hit(self, make_stream_toy, fake_cuda):
         toy = make_stream_toy(12, **swapping())
@@ -436,7 +419,6 @@ class TestPrefetching:
             assert toy.evict(second)
             self.pass_over(toy, [second], 2)
             assert toy.stats().prefetch_hits == 0
-        release(first, second)
 
 
 class TestWhatMustOutlastAnOverwrite:
@@ -458,23 +440,21 @@ class TestWhatMustOutlastAnOverwrite:
 
     def test_where_that_is_off_nothing_is_overwritten(self, make_toy):
         toy = make_toy(pages=5)
-        source, results = self.overwritten(toy)
+        source, _results = self.overwritten(toy)
         before = source.bytes()
         with pytest.raises(OutOfMemory):
             toy.run("add_", (source, MUTATE), parameter=1)
         assert source.bytes() == before
-        release(source, *results)
 
     def test_host_memory_is_bounded_by_the_budget(self, make_toy):
         toy = make_toy(pages=5, settles_to_host=1)
-        source, results = self.overwritten(toy, results=12)
+        source, _results = self.overwritten(toy, results=12)
         before = source.bytes()
         with pytest.raises(OutOfMemory, match="swapped to host memory"):
             toy.run("add_", (source, MUTATE), parameter=1)
         assert toy.stats().host_bytes == 5 * PAGE
         toy.materialize(source)
         assert source.bytes() == before
-        release(source, *results)
 
     def test_what_was_resident_then_stays(self, make_toy):
         toy = make_toy(pages=5, settles_to_host=1)
@@ -484,4 +464,3 @@ class TestWhatMustOutlastAnOverwrite:
         with pytest.raises(OutOfMemory):
             toy.one("g", *results, words=2 * WORDS)
         assert toy.stats().swaps == 0
-        release(source, *results)

@@ -31,7 +31,6 @@ def test_what_comes_back_as_it_was_is_compared_and_let_be(make_toy):
     assert toy.evict(y)
     assert toy.content(y) == y.expected()
     assert toy.stats().verified == 2
-    source.release(), x.release(), y.release()
 
 
 def test_a_result_that_differs_fails_the_rematerialization_and_stays_evicted(make_toy):
@@ -46,7 +45,6 @@ def test_a_result_that_differs_fails_the_rematerialization_and_stays_evicted(mak
     assert not toy.resident(x)
     toy.is_impure = False
     assert toy.content(x) == x.expected()
-    source.release(), x.release()
 
 
 def test_only_each_nth_eviction_keeps_a_copy(make_toy):
@@ -59,7 +57,6 @@ def test_only_each_nth_eviction_keeps_a_copy(make_toy):
         toy.materialize(result)
         result.release()
     assert toy.stats().verified == 2
-    source.release()
 
 
 def test_a_copy_goes_with_its_storage(make_toy):

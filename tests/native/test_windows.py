@@ -77,7 +77,6 @@ class TestExactness:
             if i % 60 == 59:
                 toy.verify()
         assert toy.stats().window_evictions > 100
-        release([*tensors, constant])
 
 
 def test_a_window_is_evicted_as_a_whole_and_the_request_has_its_place(make_toy):
@@ -88,7 +87,6 @@ def test_a_window_is_evicted_as_a_whole_and_the_request_has_its_place(make_toy):
     stats = toy.stats()
     assert (stats.searches, stats.window_evictions) == (1, 2)
     assert [tensor.evicted for tensor in tensors[1:4]].count(True) == 2
-    release(tensors)
 
 
 def test_single_evictions_ignore_neighbors(make_toy):
@@ -101,7 +99,6 @@ def test_single_evictions_ignore_neighbors(make_toy):
     assert stats.window_searches == stats.window_evictions == 0
     assert stats.evictions - before > 2
     assert stats.contiguity_evictions > 0
-    release(tensors)
 
 
 @pytest.mark.parametrize(("room", "evictions"), [(AUTO, 1), (SINGLE, 2)])
@@ -114,7 +111,6 @@ def test_the_automatic_way_counts_free_bytes_beside_a_block(make_toy, room, evic
     tensors.append(toy.one("large", tensors[0], words=2 * WORDS))
     stats = toy.stats()
     assert (stats.evictions - before, stats.window_searches) == (evictions, 0)
-    release(tensors)
 
 
 @pytest.mark.parametrize(("room", "cost_ns"), [(AUTO, 10), (AUTO, 10**9), (SINGLE, 10)])
@@ -135,14 +131,13 @@ def test_a_mapped_pool_remaps_for_what_is_dear_and_evicts_what_is_cheap(make_toy
         assert toy.evict(tensor)
     before = toy.stats().evictions
     mapped = toy.pool.stats().mapped_chunks
-    large = toy.one("large", seed, words=8 * WORDS, parameter=cost_ns)
+    toy.one("large", seed, words=8 * WORDS, parameter=cost_ns)
     stats = toy.stats()
     evicted = 4 if (room, cost_ns) == (AUTO, 10) else 0
     assert stats.window_evictions == stats.contiguity_evictions == evicted
     assert stats.evictions - before == evicted
     assert (toy.pool.stats().mapped_chunks > mapped) == (evicted == 0)
     assert toy.pool.stats().remaps == (evicted == 0)
-    release([seed, *tensors, large])
 
 
 @pytest.mark.parametrize(("pages", "layers"), [(48, 24), (64, 40)])
@@ -163,7 +158,6 @@ def test_a_step_that_repeats_maps_nothing(make_toy, pages, layers):
         evictions.append(toy.stats().evictions)
     assert mapped[1:] == 5 * mapped[:1]
     assert evictions[-1] > evictions[-2] > 0
-    seed.release()
 
 
 def test_what_is_pinned_or_locked_ends_a_window(make_toy):
@@ -175,12 +169,11 @@ def test_what_is_pinned_or_locked_ends_a_window(make_toy):
         toy.one("large", tensors[0], words=2 * WORDS)
     toy.verify()
     toy.unpin(tensors[4])
-    large = toy.one("large", tensors[0], words=2 * WORDS)
+    toy.one("large", tensors[0], words=2 * WORDS)
     assert toy.stats().window_evictions >= 1
     for tensor in tensors[2::2]:
         if tensor is not tensors[4]:
             toy.unpin(tensor)
-    release([*tensors, large])
 
 
 def test_members_that_would_be_recomputed_through_the_same_do_not_count_it_twice(make_toy):
@@ -190,21 +183,19 @@ def test_members_that_would_be_recomputed_through_the_same_do_not_count_it_twice
         pages=8, kind=Priced, driver="host-fixed", heuristic="c=ancestors,m=size,s=0", room=WINDOW
     )
     seed = toy.unseen(64)
-    pad = toy.one("pad", seed, words=WORDS - 64, parameter=10**8)
+    toy.one("pad", seed, words=WORDS - 64, parameter=10**8)
     roots = [toy.one("root", seed, words=WORDS, parameter=c) for c in (10**5, 7 * 10**4, 7 * 10**4)]
     pairs = [toy.one("leaf", roots[i], words=WORDS, parameter=10 + i) for i in (0, 0, 1, 2)]
     for root in roots:
         assert toy.evict(root)
     wall = toy.one("wall", seed, words=3 * WORDS, parameter=10**9)
     toy.pin(wall)
-    large = toy.one("large", seed, words=2 * WORDS, parameter=1)
+    toy.one("large", seed, words=2 * WORDS, parameter=1)
     assert [pair.evicted for pair in pairs] == [True, True, False, False]
     assert toy.stats().window_evictions == 2
     toy.unpin(wall)
-    release([seed, pad, *roots, *pairs, wall, large])
 
 
-def test_a_strategy_that_there_is_not_is_named(make_toy):
-    toy = make_toy()
+def test_a_strategy_that_there_is_not_is_named(toy):
     with pytest.raises(Invalid, match="room is 3; allowed: 0 to 2"):
         check(lib.dtr_engine_configure(toy.engine, engine_options("lru", room=3)))

@@ -52,7 +52,7 @@ class Store:
 
 
 class Tensor:
-    """A one-dimensional range of a storage's words. The owner releases it."""
+    """A one-dimensional range of a storage's words. Its owner releases it, or the toy's end."""
 
     def __init__(self, toy: Toy, pointer: Any, store: Store | None, offset: int, words: int):
         self.toy = toy
@@ -60,12 +60,14 @@ class Tensor:
         self.store = store  # None: of a step, where nothing is expected
         self.offset = offset
         self.words = words
+        toy.held[id(self)] = self
 
     def release(self) -> None:
         """The user lets go; once is enough."""
         if self.pointer is not None:
             lib.dtr_sim_release_tensor(self.pointer)
             self.pointer = None
+            del self.toy.held[id(self)]
 
     @property
     def number(self) -> int:
@@ -154,6 +156,7 @@ class Toy:
         self.grain = grain
         self._dealloc = ffi.new("char[]", dealloc.encode())
         self.closures: dict[int, Operator] = {}
+        self.held: dict[int, Tensor] = {}
         self.recomputed: list[str] = []
         self._recompute_lock = threading.RLock()
         self._local = threading.local()
@@ -544,9 +547,15 @@ class Toy:
         check(lib.dtr_engine_reset(self.engine, list(lost), len(lost)))
 
     def finish(self) -> None:
-        """Every tensor was released: the rules hold, no block is left; destroys all."""
+        """Releases every tensor: the rules hold, and no record, closure or block is left; destroys
+        all."""
+        release(*self.held.values())
         self.verify()
+        stats = self.stats()
+        assert (stats.live_storages, stats.live_ops, stats.evicted_storages) == (0, 0, 0)
+        assert (stats.kept_constant_bytes, stats.host_bytes) == (0, 0)
         self.drain()
+        assert self.closures == {}
         assert self.pool.stats().live_blocks == 0
         self.close()
         self.pool.destroy()
