@@ -17,7 +17,6 @@ def pool(fake_cuda):
 
 
 def test_what_an_arena_frees_serves_only_itself(make_pool):
-    """Not another arena, not a plain request, and trim leaves it mapped."""
     with make_pool(chunks=8) as pool:
         arena, other = pool.arena_open(), pool.arena_open()
         block = pool.arena_allocate(arena, 2 * pool.chunk)
@@ -30,7 +29,6 @@ def test_what_an_arena_frees_serves_only_itself(make_pool):
 
 
 def test_a_closed_arena_gives_its_memory_to_everybody(make_pool):
-    """Free blocks by the next time memory is short, blocks in use when they are freed."""
     with make_pool(chunks=8) as pool:
         arena = pool.arena_open()
         freed, kept = (pool.arena_allocate(arena, 4 * pool.chunk) for _ in range(2))
@@ -48,7 +46,6 @@ def test_a_closed_arena_gives_its_memory_to_everybody(make_pool):
 
 
 def test_an_arena_takes_idle_memory_and_remaps_for_it(make_pool, maps_chunks):
-    """It finds its place as any request does, and asks for room."""
     with make_pool(chunks=8) as pool:
         blocks = [pool.allocate(pool.chunk) for _ in range(8)]
         for block in blocks[::2]:
@@ -80,7 +77,6 @@ def test_small_blocks_of_an_arena_stay_with_it_too(make_pool):
 
 
 def test_an_arena_that_is_not_open_is_refused(make_pool):
-    """Never opened, closed before, or of another pool."""
     with make_pool() as pool:
         arena = pool.arena_open()
         pool.arena_close(arena)
@@ -176,7 +172,6 @@ def test_an_arena_may_close_while_a_stream_is_captured(pool, fake_cuda):
 
 
 def test_what_a_captured_stream_frees_outside_of_the_arena_is_kept_too(pool, fake_cuda):
-    """A plain block, and one that the captured stream was recorded to use."""
     pool.free(pool.allocate(100, B))
     own, lent = pool.allocate(2 * CHUNK, A), pool.allocate(2 * CHUNK, B)
     pool.record_stream(lent, A)
@@ -211,7 +206,6 @@ def test_the_only_stream_cannot_be_captured_before_an_arena_is_opened(pool, fake
 
 
 def test_arenas_that_come_and_go_leave_nothing_behind(pool):
-    """Their owners are used again, and a snapshot shows their free blocks as free."""
     for _ in range(300):
         arena = pool.arena_open()
         blocks = [pool.arena_allocate(arena, 64 * KIB, stream) for stream in (A, B)]

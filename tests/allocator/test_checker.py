@@ -19,14 +19,12 @@ def verdicts(core_object, tmp_path_factory):
 
 
 def test_every_corruption_is_found_and_named(verdicts):
-    """Each message begins with the rule that was broken."""
     assert len(verdicts) == 19
     for rule, message in verdicts:
         assert message.startswith(f"{rule}: "), f"{rule} was broken, the checker says: {message!r}"
 
 
 def test_every_rule_is_broken_once(verdicts):
-    """No numbered rule of the headers is without a corruption."""
     headers = ("heap.h", "chunks.h", "slab.h", "pool.h")
     text = "".join((ROOT / "allocator" / header).read_text() for header in headers)
     rules = set(re.findall(r"^//   ([HCLP]\d)  ", text, re.MULTILINE))

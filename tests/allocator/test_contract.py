@@ -24,12 +24,10 @@ from native_pool import (
 
 
 def test_the_abi_version_is_one():
-    """The extension says which interface it has."""
     assert lib.dtr_abi_version() == 1
 
 
 def test_a_block_is_aligned_and_at_least_as_large_as_asked_for(make_pool, driver):
-    """Blocks are aligned to 64 bytes, on CUDA to 256, whatever their size."""
     alignment = 256 if driver == "cuda" else 64
     with make_pool() as pool:
         for size in (1, 63, 64, 65, 511, 2048, 2049, 4097, 70_000, MIB + 1):
@@ -41,7 +39,6 @@ def test_a_block_is_aligned_and_at_least_as_large_as_asked_for(make_pool, driver
 
 
 def test_nothing_is_allocated_for_zero_bytes(make_pool):
-    """A request of no bytes gives NULL, and NULL can be freed."""
     with make_pool() as pool:
         assert pool.allocate(0) == 0
         out = ffi.new("void **")
@@ -54,7 +51,6 @@ def test_nothing_is_allocated_for_zero_bytes(make_pool):
 
 
 def test_blocks_do_not_overlap_and_keep_their_contents(make_pool):
-    """Random allocations and frees never lose a byte of a block in use, nor break a rule."""
     generator = random.Random(7)
     with make_pool(chunks=32) as pool:
         live: dict[int, tuple[int, int]] = {}
@@ -86,44 +82,7 @@ def test_blocks_do_not_overlap_and_keep_their_contents(make_pool):
         assert pool.stats().allocated_bytes == 0
 
 
-def test_freed_neighbors_are_merged(make_pool):
-    """Three blocks freed in any order leave one hole that takes their sum."""
-    with make_pool() as pool:
-        blocks = [pool.allocate(10 * KIB) for _ in range(3)]
-        guard = pool.allocate(10 * KIB)
-        for block in (blocks[0], blocks[2], blocks[1]):
-            pool.free(block)
-            pool.verify()
-        assert pool.allocate(30 * KIB) == blocks[0]
-        assert guard > blocks[2]
-
-
-def test_the_smallest_hole_that_suffices_is_taken(make_pool):
-    """Best fit, and among holes of one size the lowest address."""
-    with make_pool() as pool:
-        sizes = [40, 1, 20, 1, 30, 1, 20, 1]
-        blocks = [pool.allocate(size * 4 * KIB) for size in sizes]
-        for i in (0, 2, 4, 6):
-            pool.free(blocks[i])
-        assert pool.allocate(70 * KIB) == blocks[2]
-        assert pool.allocate(70 * KIB) == blocks[6]
-        assert pool.allocate(90 * KIB) == blocks[4]
-
-
-def test_mapped_bytes_never_exceed_the_budget(make_pool):
-    """A full pool holds its budget and not a byte more."""
-    with make_pool(chunks=8) as pool:
-        for _ in range(15):
-            pool.allocate(pool.chunk // 2 + 1)
-        with pytest.raises(OutOfMemory):
-            pool.allocate(pool.chunk // 2 + 1)
-        stats = pool.stats()
-        assert stats.reserved_bytes <= stats.budget_bytes == 8 * pool.chunk
-        assert stats.peak_reserved_bytes <= stats.budget_bytes
-
-
 def test_the_whole_budget_can_be_one_block(make_pool):
-    """Fragmentation of addresses does not cost budget: all of it can be used at once."""
     with make_pool(chunks=8) as pool:
         for _ in range(3):
             address = pool.allocate(8 * pool.chunk)
@@ -132,7 +91,6 @@ def test_the_whole_budget_can_be_one_block(make_pool):
 
 
 def test_fragmentation_costs_remapping_and_not_failure(make_pool, maps_chunks):
-    """Free chunks between blocks in use move to where a larger block needs them."""
     with make_pool(chunks=8) as pool:
         blocks = [pool.allocate(pool.chunk) for _ in range(8)]
         for block in blocks[::2]:
@@ -147,7 +105,6 @@ def test_fragmentation_costs_remapping_and_not_failure(make_pool, maps_chunks):
 
 
 def test_largest_free_is_what_can_be_allocated_without_remapping(make_pool):
-    """A request of largest_free_bytes succeeds at once; it counts holes and unmapped budget."""
     with make_pool(chunks=16) as pool:
         blocks = [pool.allocate(pool.chunk + 4 * KIB) for _ in range(8)]
         for block in blocks[1:4]:
@@ -159,7 +116,6 @@ def test_largest_free_is_what_can_be_allocated_without_remapping(make_pool):
 
 
 def test_out_of_memory_says_what_there_is(make_pool):
-    """The message names the request, the budget, what is allocated and mapped, the largest free."""
     with make_pool(chunks=8) as pool:
         pool.allocate(5 * pool.chunk, 3)
         with pytest.raises(OutOfMemory) as failure:
@@ -173,7 +129,6 @@ def test_out_of_memory_says_what_there_is(make_pool):
 
 
 def test_a_request_above_the_budget_does_not_ask_for_room(make_pool):
-    """What no eviction could serve fails at once, and says so."""
     asked = []
     with make_pool(chunks=8) as pool:
         pool.set_room(lambda size, stream: asked.append(size))
@@ -185,7 +140,6 @@ def test_a_request_above_the_budget_does_not_ask_for_room(make_pool):
 
 
 def test_the_room_callback_is_asked_until_the_request_fits(make_pool):
-    """Each call may free something; the request is tried after each."""
     with make_pool(chunks=8) as pool:
         blocks = [pool.allocate(pool.chunk) for _ in range(8)]
         asked = []
@@ -201,7 +155,6 @@ def test_the_room_callback_is_asked_until_the_request_fits(make_pool):
 
 
 def test_a_room_callback_that_gives_nothing_ends_the_search(make_pool):
-    """Answers without freed blocks do not loop for ever."""
     asked = []
     with make_pool(chunks=4) as pool:
         pool.allocate(4 * pool.chunk)
@@ -236,7 +189,6 @@ def test_small_requests_do_not_pin_chunks_among_large_blocks(make_pool, maps_chu
 
 
 def test_empty_slabs_give_their_chunks_to_large_blocks(make_pool):
-    """Small objects that are gone leave no chunk behind when the budget is needed."""
     with make_pool(chunks=8) as pool:
         small = [pool.allocate(size) for size in (64, 512, 1024, 2048)]
         assert pool.stats().reserved_bytes > 0
@@ -246,7 +198,6 @@ def test_empty_slabs_give_their_chunks_to_large_blocks(make_pool):
 
 
 def test_small_objects_are_reused(make_pool):
-    """A thousand pairs of allocate and free stay in one slab."""
     with make_pool() as pool:
         for _ in range(1000):
             pool.free(pool.allocate(200))
@@ -256,7 +207,6 @@ def test_small_objects_are_reused(make_pool):
 
 
 def test_interior_pointers_find_their_block(make_pool):
-    """block_start and block_bytes tell where a block begins, in the heap and in slabs."""
     with make_pool() as pool:
         for size in (100, 1500, 5000, 3 * pool.chunk):
             address = pool.allocate(size)
@@ -271,7 +221,6 @@ def test_interior_pointers_find_their_block(make_pool):
 
 
 def test_only_the_start_of_a_block_in_use_can_be_freed(make_pool):
-    """A second free, an interior pointer and a foreign address are told apart."""
     with make_pool() as pool:
         for size in (100, 5000):
             address = pool.allocate(size)
@@ -287,7 +236,6 @@ def test_only_the_start_of_a_block_in_use_can_be_freed(make_pool):
 
 
 def test_lowering_the_budget_gives_chunks_back(make_pool):
-    """Free chunks go back to the driver until the mapped bytes fit."""
     with make_pool(chunks=8) as pool:
         pool.free(pool.allocate(8 * pool.chunk))
         pool.set_budget(3 * pool.chunk)
@@ -301,7 +249,6 @@ def test_lowering_the_budget_gives_chunks_back(make_pool):
 
 
 def test_lowering_the_budget_asks_for_room_and_else_changes_nothing(make_pool):
-    """Blocks in use stand in the way until the callback frees them; the old budget stays."""
     with make_pool(chunks=8) as pool:
         blocks = [pool.allocate(pool.chunk) for _ in range(8)]
         with pytest.raises(OutOfMemory, match="cannot be lowered"):
@@ -314,7 +261,6 @@ def test_lowering_the_budget_asks_for_room_and_else_changes_nothing(make_pool):
 
 
 def test_trim_returns_every_chunk_that_is_free(make_pool):
-    """After it only chunks under blocks in use are mapped, slabs included."""
     with make_pool(chunks=16) as pool:
         kept = pool.allocate(pool.chunk)
         small = pool.allocate(64)
@@ -328,7 +274,6 @@ def test_trim_returns_every_chunk_that_is_free(make_pool):
 
 
 def test_a_freed_block_keeps_the_edge_chunks_of_its_neighbors(make_pool):
-    """A chunk that a neighbor shares stays mapped, with the neighbor's bytes in it."""
     with make_pool(chunks=16) as pool:
         size = pool.chunk + pool.chunk // 2
         blocks = [pool.allocate(size) for _ in range(3)]
@@ -345,7 +290,6 @@ def test_a_freed_block_keeps_the_edge_chunks_of_its_neighbors(make_pool):
 
 
 def test_statistics_count_what_happened(make_pool):
-    """Peaks, requested bytes and calls follow allocations and frees."""
     with make_pool(chunks=16) as pool:
         address = pool.allocate(5000, 2)
         small = pool.allocate(70)
@@ -367,7 +311,6 @@ def test_statistics_count_what_happened(make_pool):
 
 
 def test_peaks_say_how_much_was_mapped_for_nothing(make_pool):
-    """The most blocks at once, and the most mapped bytes in none of them, since the last reset."""
     with make_pool(chunks=16) as pool:
         blocks = [pool.allocate(pool.chunk) for _ in range(4)]
         assert pool.stats().peak_unused_bytes == 0
@@ -409,7 +352,6 @@ def test_a_snapshot_tiles_what_has_memory(make_pool):
 
 
 def test_a_pool_with_blocks_in_use_is_not_destroyed(make_pool):
-    """Destroying it fails with a message and leaves it as it was."""
     with make_pool() as pool:
         address = pool.allocate(5000)
         with pytest.raises(WrongState, match="1 blocks in use"):
@@ -418,7 +360,6 @@ def test_a_pool_with_blocks_in_use_is_not_destroyed(make_pool):
 
 
 def test_no_limit_means_the_reservation(driver, maps_chunks):
-    """Without a budget a pool grows as far as its addresses go."""
     with NativePool(driver, budget=NO_LIMIT, reserve=64 * MIB) as pool:
         assert pool.stats().budget_bytes == NO_LIMIT
         pool.allocate(40 * MIB)
@@ -440,7 +381,6 @@ def test_no_limit_means_the_reservation(driver, maps_chunks):
     ],
 )
 def test_a_wrong_option_is_named_with_what_is_allowed(driver, options, message):
-    """The message has the field, its value and the allowed values."""
     with pytest.raises(Invalid) as failure:
         NativePool(driver, **options)
     assert message in str(failure.value)
@@ -448,7 +388,6 @@ def test_a_wrong_option_is_named_with_what_is_allowed(driver, options, message):
 
 
 def test_an_unknown_driver_is_named():
-    """The message lists the drivers there are."""
     with pytest.raises(Invalid, match="driver is 'opencl'; allowed: 'host', 'cuda', 'simulated'"):
         NativePool("opencl")
     out = ffi.new("dtr_pool **")
@@ -458,7 +397,6 @@ def test_an_unknown_driver_is_named():
 
 
 def test_threads_may_share_a_pool(make_pool):
-    """Four threads allocate and free at once; nothing is lost or handed out twice."""
     with make_pool(chunks=256) as pool:
         failures = []
 

@@ -17,7 +17,6 @@ CHUNK = 2 * MIB
 
 
 def test_a_missing_libcuda_is_a_clear_error():
-    """Without the library, the probe and a pool name it."""
     name = ffi.new("char[]", b"/nowhere/libcuda.so.1")
     with pytest.raises(DriverFailed, match=r"cannot be loaded: /nowhere/libcuda\.so\.1"):
         check(lib.dtr_cuda_probe(name, ffi.NULL))
@@ -30,7 +29,6 @@ def test_a_missing_libcuda_is_a_clear_error():
 
 
 def test_a_library_without_a_function_is_named(tmp_path):
-    """A libcuda that is too old lacks functions; the message says which."""
     source = tmp_path / "old.cpp"
     source.write_text('extern "C" int cuInit(unsigned) { return 0; }\n')
     library = compile_cpp([source], tmp_path / "libold.so", "-shared", "-fPIC")
@@ -40,7 +38,6 @@ def test_a_library_without_a_function_is_named(tmp_path):
 
 
 def test_the_probe_counts_devices(fake_cuda):
-    """It gives the number of devices, and fails where there is none."""
     count = ffi.new("int32_t *")
     fake_cuda.set_devices(3)
     check(lib.dtr_cuda_probe(ffi.NULL, count))
@@ -51,7 +48,6 @@ def test_the_probe_counts_devices(fake_cuda):
 
 
 def test_a_device_without_virtual_memory_is_refused(fake_cuda):
-    """The message has the device, the attribute that it lacks, and a remedy."""
     fake_cuda.set_vmm(0)
     expected = (
         "CUDA device 0 has no virtual memory management.*"
@@ -63,13 +59,11 @@ def test_a_device_without_virtual_memory_is_refused(fake_cuda):
 
 
 def test_the_library_stays_while_a_pool_exists(fake_cuda):
-    """Exchanging it under a pool is refused."""
     with NativePool("cuda", budget=8 * CHUNK), pytest.raises(WrongState, match="CUDA pool exists"):
         check(lib.dtr_cuda_set_library(ffi.NULL))
 
 
 def test_physical_memory_is_what_is_mapped(fake_cuda):
-    """The device's books and the pool's agree at every step."""
     with NativePool("cuda", budget=8 * CHUNK) as pool:
         for size in (3 * CHUNK, 100, 2 * CHUNK):
             pool.allocate(size)
@@ -79,7 +73,6 @@ def test_physical_memory_is_what_is_mapped(fake_cuda):
 
 
 def test_a_full_card_asks_for_room(fake_cuda):
-    """If others use the card, the driver refuses within the budget: room is asked for."""
     fake_cuda.set_memory(6 * CHUNK)
     with NativePool("cuda", budget=100 * CHUNK, reserve=1024 * MIB) as pool:
         blocks = [pool.allocate(2 * CHUNK) for _ in range(3)]
@@ -91,7 +84,6 @@ def test_a_full_card_asks_for_room(fake_cuda):
 
 
 def test_a_full_card_is_named_when_nothing_helps(fake_cuda):
-    """Out of memory within the budget says that the driver refused."""
     fake_cuda.set_memory(4 * CHUNK)
     with NativePool("cuda", budget=100 * CHUNK, reserve=1024 * MIB) as pool:
         with pytest.raises(OutOfMemory, match="the driver refused memory within the budget"):
@@ -101,7 +93,6 @@ def test_a_full_card_is_named_when_nothing_helps(fake_cuda):
 
 
 def test_a_full_card_gives_idle_chunks_to_where_they_are_needed(fake_cuda):
-    """Chunks that are free elsewhere serve before anything is evicted."""
     fake_cuda.set_memory(6 * CHUNK)
     with NativePool("cuda", budget=100 * CHUNK, reserve=1024 * MIB) as pool:
         blocks = [pool.allocate(CHUNK) for _ in range(6)]
@@ -112,7 +103,6 @@ def test_a_full_card_gives_idle_chunks_to_where_they_are_needed(fake_cuda):
 
 
 def test_a_failure_that_is_not_memory_is_a_driver_error(fake_cuda):
-    """The message names the call; room is not asked for, because it would not help."""
     asked = []
     with NativePool("cuda", budget=8 * CHUNK) as pool:
         pool.set_room(lambda size, stream: asked.append(size))
@@ -214,7 +204,6 @@ def test_any_call_may_fail(fake_cuda, error, driver, options):
 
 
 def test_any_call_may_fail_while_a_pool_is_made(fake_cuda):
-    """A pool that cannot be made leaves nothing behind."""
     start = fake_cuda.calls()
     NativePool("cuda", budget=8 * CHUNK).destroy()
     calls = fake_cuda.calls() - start
@@ -235,7 +224,6 @@ def test_any_call_may_fail_while_a_pool_is_made(fake_cuda):
 
 
 def test_destroying_may_be_tried_again_after_a_failure(fake_cuda):
-    """A refused unmap keeps the pool; the second try gives everything back."""
     for n in range(1, 100):
         pool = NativePool("cuda", budget=8 * CHUNK)
         pool.free(pool.allocate(2 * CHUNK))

@@ -18,7 +18,6 @@ def pool(fake_cuda):
 
 
 def test_work_behind_another_stream_starts_after_it(pool, fake_cuda):
-    """Only what was queued before counts, and the caller does not wait."""
     address = pool.allocate(CHUNK, A)
     fake_cuda.launch(A, address, CHUNK)
     pool.order(B, A)
@@ -35,7 +34,6 @@ def test_work_behind_another_stream_starts_after_it(pool, fake_cuda):
 
 
 def test_a_timer_says_how_long_the_device_took(pool, fake_cuda):
-    """It is read once, when the device has passed its end."""
     fake_cuda.set_work_ns(7000)
     address = pool.allocate(CHUNK, A)
     timer = pool.time_begin(A)
@@ -50,7 +48,6 @@ def test_a_timer_says_how_long_the_device_took(pool, fake_cuda):
 
 
 def test_timers_of_streams_do_not_wait_for_one_another(pool, fake_cuda):
-    """What is done on one stream is read while another one is still at work."""
     timers = [pool.time_begin(stream) for stream in (A, B, A)]
     for timer in timers:
         pool.time_end(timer)
@@ -62,7 +59,6 @@ def test_timers_of_streams_do_not_wait_for_one_another(pool, fake_cuda):
 
 
 def test_a_dropped_timer_is_never_read(pool, fake_cuda):
-    """Its events serve the next one; a timer that is not running cannot end."""
     dropped = pool.time_begin(A)
     pool.time_drop(dropped)
     with pytest.raises(Invalid, match=f"timer is {dropped}; allowed: 0, or one that was begun"):
@@ -74,7 +70,6 @@ def test_a_dropped_timer_is_never_read(pool, fake_cuda):
 
 
 def test_open_timers_are_limited(pool, fake_cuda):
-    """Beyond the limit there is none, which is to be timed by the clock, until some are read."""
     timers = []
     while timer := pool.time_begin(A):
         timers.append(timer)
@@ -88,7 +83,6 @@ def test_open_timers_are_limited(pool, fake_cuda):
 
 
 def test_contents_go_to_the_host_and_come_back(make_pool):
-    """On every driver, to another block too."""
     size = 300 * KIB
     with make_pool() as pool:
         block, other = pool.allocate(size), pool.allocate(size)
@@ -105,7 +99,6 @@ def test_contents_go_to_the_host_and_come_back(make_pool):
 
 
 def test_what_is_outside_of_the_pools_memory_is_not_copied(make_pool):
-    """The device's side and the host's are both checked, and named."""
     with make_pool() as pool:
         block, host = pool.allocate(64 * KIB), pool.host_allocate(64 * KIB)
         with pytest.raises(Invalid, match=r"host is .* allowed: a range in host memory"):
@@ -120,7 +113,6 @@ def test_what_is_outside_of_the_pools_memory_is_not_copied(make_pool):
 
 
 def test_host_memory_in_use_keeps_the_pool(make_pool):
-    """As blocks in use do."""
     with make_pool() as pool:
         host = pool.host_allocate(64 * KIB)
         with pytest.raises(WrongState, match=r"1 blocks of host memory in use, 64\.0 KiB"):
@@ -141,7 +133,6 @@ def test_host_memory_that_the_driver_will_not_take_back_is_offered_again(pool, f
 
 
 def test_copies_run_on_the_side_stream_beside_the_job(pool, fake_cuda):
-    """Ordered behind the work that made the contents; the job's stream goes on meanwhile."""
     side = pool.side_stream()
     assert side != 0
     assert pool.side_stream() == side
@@ -161,7 +152,6 @@ def test_copies_run_on_the_side_stream_beside_the_job(pool, fake_cuda):
 
 
 def test_without_streams_there_is_nothing_to_order_or_to_time():
-    """The side stream is 0 and so is every timer, on memory that is only counted too."""
     for driver in ("host", "simulated", "counted"):
         with NativePool(driver) as pool:
             assert pool.side_stream() == 0

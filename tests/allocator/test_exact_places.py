@@ -48,27 +48,6 @@ class TestInAFreeHole:
             fill(at, 2 * chunk - 100, 9)
             assert contents(at, 2 * chunk - 100) == {9}
 
-    def test_either_end_and_all_of_it(self, pool, chunk):
-        base = base_of(pool)
-        for at, size in ((base, chunk), (base + 7 * chunk, chunk), (base + chunk, 6 * chunk)):
-            assert pool.try_at(size, at) == given_at(at)
-            pool.verify()
-        assert [block.state for block in pool.snapshot()] == [IN_USE] * 3
-
-    def test_only_the_memory_under_it_is_mapped(self, pool, chunk):
-        base = base_of(pool)
-        assert pool.try_at(chunk, base + 2 * chunk + GRAIN)[0]
-        assert pool.stats().reserved_bytes == 2 * chunk
-
-    def test_after_a_free_the_same_address_serves_again(self, pool, chunk):
-        at = base_of(pool) + 2 * chunk
-        before = address_order(pool)
-        for size in (chunk, 3 * chunk, chunk + GRAIN):
-            assert pool.try_at(size, at) == given_at(at)
-            pool.free(at)
-            pool.verify()
-            assert address_order(pool) == before
-
     def test_a_block_that_was_given_is_freed_copied_and_moved_as_any(self, pool, chunk):
         at = base_of(pool) + 4 * chunk
         source = pool.allocate(chunk)
@@ -121,22 +100,11 @@ class TestInTheWay:
             pool.free(block)
         return blocks
 
-    def test_blocks_in_use_are_named_in_the_order_of_their_addresses(self, pool, blocks, chunk):
-        before = address_order(pool)
-        assert pool.try_at(12 * chunk, blocks[0]) == (0, blocks[::2], 3)
-        assert pool.try_at(4 * chunk, blocks[1]) == (0, [blocks[2]], 1)
-        assert pool.try_at(2 * chunk, blocks[1]) == given_at(blocks[1])
-        pool.free(blocks[1])
-        assert address_order(pool) == before
-
     def test_one_that_is_touched_at_its_edge_counts(self, pool, blocks, chunk):
         assert pool.try_at(chunk, blocks[1] - GRAIN) == (0, [blocks[0]], 1)
         assert pool.try_at(2 * chunk + 1, blocks[1]) == (0, [blocks[2]], 1)
         both = (0, [blocks[0], blocks[2]], 2)
         assert pool.try_at(2 * chunk + 2 * GRAIN, blocks[1] - GRAIN) == both
-
-    def test_one_that_holds_all_of_it_is_named_by_its_beginning(self, pool, blocks, chunk):
-        assert pool.try_at(chunk, blocks[2] + 3 * GRAIN) == (0, [blocks[2]], 1)
 
     @pytest.mark.parametrize("capacity", [0, 1, 2, 3, 4])
     def test_how_many_there_are_is_said_with_any_capacity(self, pool, blocks, chunk, capacity):
@@ -150,13 +118,6 @@ class TestInTheWay:
         assert [int(ffi.cast("uintptr_t", one)) for one in in_the_way] == [blocks[0], blocks[2], 0]
         check(lib.dtr_pool_try_at(pool.handle, 12 * chunk, 0, at, ffi.NULL, 0, count, out))
         assert (count[0], out[0]) == (3, ffi.NULL)
-
-    def test_once_they_are_gone_it_is_given(self, pool, blocks, chunk):
-        place, named, count = pool.try_at(12 * chunk, blocks[0])
-        assert (place, count) == (0, 3)
-        for block in named:
-            pool.free(block)
-        assert pool.try_at(12 * chunk, blocks[0]) == given_at(blocks[0])
 
 
 def test_small_requests_have_none(make_pool, has_slabs, chunk):
@@ -202,19 +163,6 @@ class TestOfAFixedPool:
         assert pool.try_at(5 * CHUNK, base + 7 * CHUNK) == given_at(base + 7 * CHUNK)
         assert pool.stats().reserved_bytes == 5 * CHUNK
 
-    def test_nothing_is_in_the_way_of_what_ends_above_the_budget(self, pool):
-        """Whoever evicts what is named would do so in vain."""
-        block = pool.allocate(8 * CHUNK)
-        assert pool.try_at(2 * CHUNK, block + 7 * CHUNK) == NOTHING
-
-    def test_nothing_is_remapped(self, pool):
-        blocks = [pool.allocate(CHUNK) for _ in range(8)]
-        for block in blocks[::2]:
-            pool.free(block)
-        assert pool.try_at(2 * CHUNK, blocks[0] + 8 * CHUNK) == NOTHING
-        assert pool.try_at(CHUNK, blocks[4]) == given_at(blocks[4])
-        assert pool.stats().remaps == 0
-
 
 class TestWhereChunksAreAbsent:
     """Above the addresses that the budget allots, of mapped pools of 8 chunks."""
@@ -231,64 +179,6 @@ class TestWhereChunksAreAbsent:
         assert pool.stats().reserved_bytes <= 8 * chunk
         have = sum(block.size_bytes for block in pool.snapshot())
         assert have <= 8 * chunk, "no more addresses have memory than the budget allots"
-
-    def test_the_share_of_addresses_without_memory_goes_there(self, pool, chunk):
-        for at in (self.base + 8 * chunk, self.base + 20 * chunk + GRAIN):
-            assert pool.try_at(2 * chunk, at) == given_at(at)
-            self.holds(pool, chunk)
-        stats = pool.stats()
-        assert (stats.remaps, stats.reserved_bytes) == (0, 5 * chunk)
-
-    def test_memory_that_is_idle_goes_there(self, pool, chunk):
-        pool.free(pool.allocate(8 * chunk))
-        at = self.base + 11 * chunk
-        assert pool.try_at(8 * chunk, at) == given_at(at)
-        assert pool.stats().remaps == 1
-        self.holds(pool, chunk)
-        if pool.has_memory:
-            fill(at, 8 * chunk, 6)
-            assert contents(at, 8 * chunk) == {6}
-
-    def test_what_is_in_use_keeps_its_memory(self, pool, chunk):
-        blocks = [pool.allocate(chunk) for _ in range(8)]
-        for block, value in zip(blocks, range(1, 9), strict=True):
-            if pool.has_memory:
-                fill(block, chunk, value)
-        for block in blocks[1::2]:
-            pool.free(block)
-        at = self.base + 14 * chunk
-        assert pool.try_at(5 * chunk, at) == NOTHING, "only 4 chunks are idle"
-        self.holds(pool, chunk)
-        assert pool.try_at(3 * chunk + 2 * GRAIN, at - GRAIN) == NOTHING, "nor 5 with its edges"
-        assert pool.try_at(4 * chunk, at) == given_at(at)
-        self.holds(pool, chunk)
-        if pool.has_memory:
-            fill(at, 4 * chunk, 77)
-            assert [contents(block, chunk) for block in blocks[::2]] == [{1}, {3}, {5}, {7}]
-        assert pool.try_at(chunk, blocks[1]) == NOTHING, "that memory went"
-        pool.free(at)
-        assert pool.try_at(chunk, blocks[1]) == given_at(blocks[1])
-        self.holds(pool, chunk)
-
-    def test_partly_absent_and_partly_not(self, pool, chunk):
-        """At the border, and around what was given there."""
-        pool.free(pool.allocate(8 * chunk))
-        border = self.base + 8 * chunk
-        assert pool.try_at(3 * chunk, border - chunk - GRAIN) == given_at(border - chunk - GRAIN)
-        self.holds(pool, chunk)
-        pool.free(border - chunk - GRAIN)
-        lone = border + 3 * chunk
-        assert pool.try_at(chunk, lone) == given_at(lone)
-        self.holds(pool, chunk)
-        assert pool.try_at(6 * chunk, border - chunk) == (0, [lone], 1)
-        pool.free(lone)
-        assert pool.try_at(6 * chunk, border - chunk) == given_at(border - chunk)
-        self.holds(pool, chunk)
-
-    def test_in_the_way_is_named_without_memory_for_the_rest(self, pool, chunk):
-        all_of_it = pool.allocate(8 * chunk)
-        assert pool.try_at(2 * chunk, all_of_it + 7 * chunk) == (0, [all_of_it], 1)
-        assert pool.try_at(2 * chunk, all_of_it + 8 * chunk) == NOTHING
 
     def test_it_is_the_budgets_share_and_not_more(self, pool, chunk):
         pool.set_budget(12 * chunk)
@@ -346,7 +236,6 @@ class TestOnStreams:
         assert pool.stats().host_waits == 0
 
     def test_what_another_one_freed_only_once_its_work_is_done(self, pool, fake_cuda):
-        """Nobody waits, and nothing is in the way."""
         block = pool.allocate(4 * self.chunk, A)
         fake_cuda.launch(A, block, 4 * self.chunk)
         pool.free(block)

@@ -10,7 +10,6 @@ from native_fixtures import ROOT
 
 @pytest.mark.long
 def test_the_heap_bench_writes_its_figures(tmp_path):
-    """Its smoke mode measures both allocators on every mix and says on what machine."""
     output = tmp_path / "heap.json"
     script = ROOT / "bench/heap.py"
     subprocess.run([sys.executable, str(script), "--smoke", "--json", str(output)], check=True)

@@ -14,7 +14,6 @@ def touch(address: int, size: int) -> None:
 
 
 def test_trimmed_pages_go_back_to_the_system():
-    """The process's resident set shrinks by what is trimmed."""
     with NativePool("host", budget=64 * MIB) as pool:
         before = resident_bytes()
         address = pool.allocate(32 * MIB)
@@ -26,7 +25,6 @@ def test_trimmed_pages_go_back_to_the_system():
 
 
 def test_remapping_never_holds_more_pages_than_the_budget():
-    """Pages of chunks that were given back do not linger while others are touched."""
     with NativePool("host", budget=16 * MIB) as pool:
         before = resident_bytes()
         for _ in range(4):
@@ -43,7 +41,6 @@ def test_remapping_never_holds_more_pages_than_the_budget():
 
 
 def test_memory_that_comes_back_is_zeroed_by_the_system():
-    """A chunk that went away and came back holds none of its old bytes."""
     with NativePool("host", budget=MIB) as pool:
         address = pool.allocate(MIB)
         fill(address, MIB, 9)

@@ -295,7 +295,6 @@ SETTINGS = settings(stateful_step_count=40, suppress_health_check=list(HealthChe
 
 @few_or_many(50, 400)
 def test_host_memory_agrees_with_the_model(examples):
-    """Any sequence of operations keeps blocks apart, contents whole and the budget held."""
     run(PoolAgainstModel, settings=settings(SETTINGS, max_examples=examples))
 
 

@@ -11,7 +11,6 @@ NONE, EXPENSIVE, CHEAP = 0, 1, 2
 
 
 def test_every_block_of_a_random_heap_lands_where_its_policy_says(core_object, tmp_path):
-    """Compared with a walk over all blocks; the rules of the heap hold all along."""
     program = tmp_path / "place_blocks"
     sources = [ROOT / "tests/allocator/place_blocks.cpp", core_object]
     compile_cpp(sources, program, "-ldl", "-lpthread")
@@ -24,7 +23,6 @@ def test_every_block_of_a_random_heap_lands_where_its_policy_says(core_object, t
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_pool_works_under_every_policy(policy, make_pool):
-    """Blocks of all sizes come and go on two streams, with a budget that binds."""
     with make_pool(chunks=16, placement=POLICIES[policy]) as pool:
         live = []
         for step in range(200):
@@ -57,7 +55,6 @@ def test_other_policies_do_not_use_a_hint():
 
 
 def test_size_classes_share_slabs_below_an_eighth_of_a_chunk():
-    """Objects of one class are neighbors, whatever was allocated in between."""
     with NativePool("simulated", budget=4096 * KIB, chunk=512 * KIB, placement=3) as pool:
         first = pool.allocate(33 * KIB)
         pool.allocate(300 * KIB)

@@ -11,7 +11,6 @@ A, B = 16, 32
 @pytest.mark.parametrize("size", [100, 5000, 3 * MIB])
 @pytest.mark.parametrize("where", ["host", "cuda"])
 def test_a_freed_block_reads_as_not_a_number(where, size, fake_cuda):
-    """Small objects and large blocks."""
     with NativePool(where, budget=64 * MIB, poison=1) as pool:
         kept = pool.allocate(size)
         block = pool.allocate(size)
@@ -24,7 +23,6 @@ def test_a_freed_block_reads_as_not_a_number(where, size, fake_cuda):
 
 
 def test_the_fill_waits_for_the_work_that_uses_the_block(fake_cuda):
-    """On its own stream by order, on streams that were recorded by an event."""
     fake_cuda.hold(1)
     with NativePool("cuda", budget=8 * CHUNK, poison=1) as pool:
         block = pool.allocate(CHUNK, A)
@@ -71,7 +69,6 @@ def test_arenas_are_not_filled(fake_cuda):
 
 
 def test_poison_needs_contents():
-    """Memory that is only addresses cannot be filled; the message says so."""
     with pytest.raises(Invalid, match="poison is 1; allowed: 0, as driver 'simulated' has no"):
         NativePool("simulated", poison=1)
     with pytest.raises(Invalid, match="poison is 2; allowed: 0, or 1"):

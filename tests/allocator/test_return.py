@@ -9,7 +9,6 @@ A, B = 16, 32
 
 
 def test_memory_below_the_limit_stays_mapped(make_pool):
-    """Freed and asked for again in a loop, it costs no call to the driver."""
     with make_pool(chunks=64, keep=1 << 30) as pool:
         mapped = set()
         for _ in range(50):
@@ -34,7 +33,6 @@ def test_memory_above_the_limit_goes_back_in_batches(make_pool, chunk):
 
 
 def test_nothing_stays_if_the_limit_is_one_byte(make_pool):
-    """A block's chunks go back when it is freed; those that others touch stay."""
     with make_pool(chunks=64, keep=1) as pool:
         kept = pool.allocate(pool.chunk // 2)
         pool.free(pool.allocate(8 * pool.chunk))
@@ -45,7 +43,6 @@ def test_nothing_stays_if_the_limit_is_one_byte(make_pool):
 
 @pytest.mark.parametrize("keep", [0, 2**64 - 1])
 def test_all_stays_by_default(make_pool, keep):
-    """Until it is trimmed."""
     with make_pool(chunks=64, keep=keep) as pool:
         pool.free(pool.allocate(60 * pool.chunk))
         assert pool.stats().reserved_bytes == 60 * pool.chunk
@@ -53,7 +50,6 @@ def test_all_stays_by_default(make_pool, keep):
 
 
 def test_no_free_waits_for_the_device(fake_cuda):
-    """What unfinished work uses goes back at a later call, when it is done."""
     fake_cuda.hold(1)
     with NativePool("cuda", budget=8 * CHUNK, keep=1) as pool:
         block = pool.allocate(4 * CHUNK, A)

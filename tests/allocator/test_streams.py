@@ -24,7 +24,6 @@ def states(pool):
 
 
 def test_a_block_is_reused_at_once_on_its_own_stream(pool, fake_cuda):
-    """Stream order is enough: no event, no wait."""
     address = pool.allocate(CHUNK, A)
     fake_cuda.launch(A, address, CHUNK)
     pool.free(address)
@@ -35,7 +34,6 @@ def test_a_block_is_reused_at_once_on_its_own_stream(pool, fake_cuda):
 
 
 def test_a_block_is_reused_on_another_stream_behind_an_event(pool, fake_cuda):
-    """The other stream waits on the device; the caller does not."""
     pool.free(pool.allocate(100, B))
     address = pool.allocate(8 * CHUNK - 2 * CHUNK, A)
     fake_cuda.launch(A, address, 6 * CHUNK)
@@ -70,7 +68,6 @@ def test_the_second_stream_waits_for_the_first_ones_old_work(pool, fake_cuda):
 
 
 def test_a_completed_event_frees_a_block_for_everybody(pool, fake_cuda):
-    """Once the work is done, neighbors merge and no stream waits."""
     pool.free(pool.allocate(100, B))
     blocks = [pool.allocate(3 * CHUNK, A) for _ in range(2)]
     for block in blocks:
@@ -83,7 +80,6 @@ def test_a_completed_event_frees_a_block_for_everybody(pool, fake_cuda):
 
 
 def test_a_recorded_use_keeps_a_block_pending(pool, fake_cuda):
-    """Freed by its stream, a block waits in state 2 for the stream that was recorded."""
     address = pool.allocate(CHUNK, A)
     fake_cuda.launch(B, address, CHUNK)
     pool.record_stream(address, B)
@@ -98,7 +94,6 @@ def test_a_recorded_use_keeps_a_block_pending(pool, fake_cuda):
 
 
 def test_a_recorded_use_keeps_a_small_object_pending(pool, fake_cuda):
-    """Objects of slabs wait in the same way."""
     address = pool.allocate(100, A)
     fake_cuda.launch(B, address, 100)
     pool.record_stream(address, B)
@@ -110,7 +105,6 @@ def test_a_recorded_use_keeps_a_small_object_pending(pool, fake_cuda):
 
 
 def test_events_may_complete_out_of_order(pool, fake_cuda):
-    """Two pending blocks become free in the order of their streams' work."""
     blocks = [pool.allocate(CHUNK, A) for _ in range(2)]
     for block, stream in zip(blocks, (B, C), strict=True):
         fake_cuda.launch(stream, block, CHUNK)
@@ -123,7 +117,6 @@ def test_events_may_complete_out_of_order(pool, fake_cuda):
 
 
 def test_a_use_on_its_own_stream_changes_nothing(pool, fake_cuda):
-    """record_stream of the allocating stream needs no event."""
     address = pool.allocate(CHUNK, A)
     pool.record_stream(address, A)
     pool.free(address)
@@ -132,7 +125,6 @@ def test_a_use_on_its_own_stream_changes_nothing(pool, fake_cuda):
 
 
 def test_a_pending_block_is_waited_for_before_room_is_asked_for(pool, fake_cuda):
-    """On the device: nobody has to give anything up, and the host does not wait."""
     pool.set_room(lambda size, stream: pytest.fail("room was asked for"))
     address = pool.allocate(8 * CHUNK, A)
     fake_cuda.launch(B, address, CHUNK)
@@ -145,7 +137,6 @@ def test_a_pending_block_is_waited_for_before_room_is_asked_for(pool, fake_cuda)
 
 
 def test_pending_blocks_merge_for_a_larger_one(pool, fake_cuda):
-    """Several that wait for different streams serve together."""
     blocks = [pool.allocate(4 * CHUNK, A) for _ in range(2)]
     for block, stream in zip(blocks, (B, C), strict=True):
         fake_cuda.launch(stream, block, CHUNK)
@@ -179,7 +170,6 @@ def test_memory_moves_to_other_addresses_without_waiting(pool, fake_cuda):
 
 
 def test_addresses_that_memory_has_left_serve_again_once_the_work_there_is_done(pool, fake_cuda):
-    """Until then others are taken; then the lowest as ever."""
     blocks = fragmented(pool, fake_cuda)
     large = pool.allocate(4 * CHUNK, A)
     pool.free(large)
@@ -226,7 +216,6 @@ def test_chunks_of_several_streams_are_not_unmapped_under_unfinished_work(pool, 
 
 
 def test_slabs_of_one_stream_serve_another_only_behind_an_event(pool, fake_cuda):
-    """Empty slabs move between streams as blocks do."""
     small = [pool.allocate(2048, A) for _ in range(CHUNK // 2048)]  # all slabs of a chunk
     pool.allocate(7 * CHUNK, B)
     for address in small:
@@ -238,7 +227,6 @@ def test_slabs_of_one_stream_serve_another_only_behind_an_event(pool, fake_cuda)
 
 
 def test_out_of_memory_waits_and_then_counts_what_is_in_use(pool, fake_cuda):
-    """With all streams done and blocks still in use, the failure is real."""
     kept = pool.allocate(5 * CHUNK, A)
     pool.free(pool.allocate(3 * CHUNK, B))
     with pytest.raises(OutOfMemory, match=r"largest free 6\.0 MiB"):
@@ -267,7 +255,6 @@ def test_the_last_search_waits_for_streams_that_complete_in_any_order(pool, fake
 
 
 def test_in_the_steady_state_the_host_waits_for_nothing(pool, fake_cuda):
-    """A step that fits is served by order and events alone, however late the device is."""
 
     def step():
         blocks = [pool.allocate(CHUNK, stream) for stream in (A, B, A)]
@@ -286,7 +273,6 @@ def test_in_the_steady_state_the_host_waits_for_nothing(pool, fake_cuda):
 
 
 def test_host_memory_has_no_streams(fake_cuda):
-    """There every block is reusable at once, whatever the stream number."""
     with NativePool("host", budget=8 * CHUNK) as pool:
         address = pool.allocate(8 * CHUNK, A)
         pool.record_stream(address, B)

@@ -9,46 +9,45 @@ import pytest
 from native_pool import Invalid, WrongState, check, ffi, lib
 from toy import INT64, WORDS, engine_options
 
+HEURISTICS = [
+    ("heuristic.select", 3, "heuristic.select is 3; allowed: 0 to 2"),
+    ("heuristic.cost", 6, "heuristic.cost is 6; allowed: 0 to 5"),
+    ("heuristic.cost", -1, "heuristic.cost is -1; allowed: 0 to 5"),
+    ("heuristic.size", 3, "heuristic.size is 3; allowed: 0 to 2"),
+    ("heuristic.staleness_exponent", 1.5, "staleness_exponent is 1.5.*; allowed: 0 to 1"),
+    ("heuristic.staleness_exponent", math.nan, "staleness_exponent is .*nan; allowed"),
+    ("heuristic.recompute_factor", 0.5, "recompute_factor is 0.5.*; allowed: 1 and more"),
+    ("heuristic.recompute_factor", math.inf, "recompute_factor is inf; allowed"),
+]
+
+
+def set_field(struct, path, value):
+    *parts, last = path.split(".")
+    for part in parts:
+        struct = getattr(struct, part)
+    setattr(struct, last, value)
+
 
 class TestArguments:
     @pytest.mark.parametrize(
         ("field", "value", "message"),
         [
-            ("select", 3, "heuristic.select is 3; allowed: 0 to 2"),
-            ("cost", 6, "heuristic.cost is 6; allowed: 0 to 5"),
-            ("cost", -1, "heuristic.cost is -1; allowed: 0 to 5"),
-            ("size", 3, "heuristic.size is 3; allowed: 0 to 2"),
-            ("staleness_exponent", 1.5, "heuristic.staleness_exponent is 1.5.*; allowed: 0 to 1"),
-            ("staleness_exponent", math.nan, "heuristic.staleness_exponent is .*nan; allowed"),
-            ("recompute_factor", 0.5, "heuristic.recompute_factor is 0.5.*; allowed: 1 and more"),
-            ("recompute_factor", math.inf, "heuristic.recompute_factor is inf; allowed"),
+            *HEURISTICS,
+            ("dealloc", ffi.new("char[]", b"never"), "allowed: eager, banish, ignore, lazy"),
+            ("history_ops", 0, "history_ops is 0; allowed: 1 and more"),
+            ("room", 3, "room is 3; allowed: 0 to 2"),
+            ("moving", 2, "moving is 2"),
+            ("move_bytes_per_s", -1.0, "move_bytes_per_s is -1"),
         ],
     )
-    def test_a_part_of_a_heuristic_that_does_not_exist_is_named(self, field, value, message):
-        out = ffi.new("dtr_engine **")
-        options = engine_options("dtr-eqclass")
-        setattr(options.heuristic, field, value)
+    def test_an_option_that_is_not_allowed_is_named(self, toy, field, value, message):
+        options, out = engine_options("dtr-eqclass"), ffi.new("dtr_engine **")
+        set_field(options, field, value)
+        with pytest.raises(Invalid, match=message):
+            check(lib.dtr_engine_configure(toy.engine, options))
         with pytest.raises(Invalid, match=message):
             check(lib.dtr_engine_create(options, out))
         assert out[0] == ffi.NULL
-
-    def test_a_deallocation_policy_that_does_not_exist_is_named_with_what_is_allowed(self):
-        options = engine_options("dtr-eqclass")
-        name = ffi.new("char[]", b"never")
-        options.dealloc = name
-        out = ffi.new("dtr_engine **")
-        with pytest.raises(Invalid, match=r"allowed: eager, banish, ignore, lazy"):
-            check(lib.dtr_engine_create(options, out))
-
-    @pytest.mark.parametrize(
-        ("option", "value", "message"),
-        [
-            ("history_ops", 0, "history_ops is 0; allowed: 1 and more"),
-        ],
-    )
-    def test_an_option_that_is_not_allowed_is_refused(self, toy, option, value, message):
-        with pytest.raises(Invalid, match=message):
-            check(lib.dtr_engine_configure(toy.engine, engine_options("lru", **{option: value})))
 
     def test_a_device_has_one_pool(self, toy):
         with pytest.raises(WrongState, match="device type 0, index -1 has a pool already"):
@@ -97,13 +96,6 @@ class TestArguments:
 PROGRAM = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 1, 0, 1, 1, 4096, -1, 5, 0, 5, 1]
 
 
-def set_field(struct, path, value):
-    *parts, last = path.split(".")
-    for part in parts:
-        struct = getattr(struct, part)
-    setattr(struct, last, value)
-
-
 def simulation_options(options):
     options.heuristic = {"cost": lib.DTR_COST_LOCAL, "size": 1, "recompute_factor": 1}
     options.budget_bytes = 8192
@@ -135,11 +127,7 @@ class TestSimulations:
     @pytest.mark.parametrize(
         ("field", "value", "message"),
         [
-            ("heuristic.select", 3, "heuristic.select is 3; allowed: 0 to 2"),
-            ("heuristic.cost", 6, "heuristic.cost is 6; allowed: 0 to 5"),
-            ("heuristic.size", -1, "heuristic.size is -1; allowed: 0 to 2"),
-            ("heuristic.staleness_exponent", math.nan, "staleness_exponent is .*nan; allowed"),
-            ("heuristic.recompute_factor", 0.5, "recompute_factor is 0.5.*; allowed: 1 and more"),
+            *HEURISTICS,
             ("newest_staleness", 2, "newest_staleness is 2; allowed: 0 to 1"),
             ("max_recompute", -2, "max_recompute is -2; allowed: -1 to"),
             ("dealloc", 4, "dealloc is 4; allowed: 0 .eager."),

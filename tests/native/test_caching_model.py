@@ -5,7 +5,6 @@ for the device; tests/cuda_emulator/test_caching_allocator.py makes and checks t
 ones.
 """
 
-from array import array
 from dataclasses import asdict
 from pathlib import Path
 
@@ -108,21 +107,3 @@ def test_a_first_request_gets_a_segment_by_its_size(size, segment):
 def test_requests_are_rounded_by_the_divisions_of_powers_of_two(size, divisions, rounded):
     result = run_model(sizes_trace(size), "pytorch", roundup_power2_divisions=divisions)
     assert result.peak_used_bytes == rounded
-
-
-def test_ties_go_to_the_older_segment_or_to_the_lower_address():
-    # Two segments, of one block each that is free again.
-    trace = sizes_trace(11 * MIB, 11 * MIB, -1, -2, 11 * MIB)
-    known = array("Q", [1 << 40, 1 << 39])
-    older = run_model(trace, "pytorch", placements=True, segment_addresses=known)
-    lower = run_model(
-        *(trace, "pytorch"), placements=True, segment_addresses=known, ties_by_address=1
-    )
-    assert list(older.placements) == [1 << 40, 1 << 39, 1 << 40]
-    assert list(lower.placements) == [1 << 40, 1 << 39, 1 << 39]
-
-
-def test_expandable_segments_grow_where_others_need_new_ones():
-    rows = [30 * MIB, -1, 40 * MIB]
-    assert run_model(sizes_trace(*rows), "pytorch").peak_reserved_bytes == 70 * MIB
-    assert run_model(sizes_trace(*rows), "pytorch-expandable").peak_reserved_bytes == 40 * MIB

@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from native_fixtures import ROOT, compile_cpp
 from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, ffi, lib
-from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, Toy, release
+from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, release
 
 from dtr_alloc import heuristics
 from dtr_alloc.heuristics import COSTS, SIZES
@@ -104,13 +104,6 @@ class Program:
             tensor.release()
 
 
-class Priced(Toy):
-    """The parameter of an operator is its cost."""
-
-    def cost(self, operator, tensors):
-        return operator.parameter
-
-
 def combinations():
     for cost, size, share in itertools.product(COSTS, SIZES, SHARES):
         factor = 1.5 if share in (0.5, 1) else 1
@@ -172,12 +165,10 @@ class TestExactness:
         assert stats.storage_accesses / stats.searches < 200  # 756 if each walks by itself
 
     def test_the_columns_find_the_least_score_of_random_candidates(self, tmp_path):
-        """Thousands of random searches of the columns alone."""
         check_random_candidates("searches_of_candidates", tmp_path)
 
 
 def test_the_pool_knows_the_free_space_beside_a_block():
-    """As a walk over all its blocks finds it."""
     rng = random.Random(4)
     with NativePool("host", budget=400 * PAGE) as pool:
         blocks = []

@@ -16,7 +16,6 @@ def program(tmp_path_factory):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_random_merges_agree_with_brute_force_and_leave_no_node(program, seed):
-    """Same sets, same costs; the program runs under the leak checker."""
     # A sanitizer that is preloaded for Python must not be loaded twice.
     environment = {"ASAN_OPTIONS": "detect_leaks=1"}
     result = subprocess.run(

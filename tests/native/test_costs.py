@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from native_fixtures import ROOT, compile_cpp
 from native_pool import Invalid, check, ffi, lib
-from toy import MEASURED, MUTATE, WORDS, Toy, op_key
+from toy import MUTATE, WORDS, measured, op_key
 
 CPU, CUDA = 0, 1
 
@@ -108,11 +108,6 @@ class TestTheTable:
         assert table("fill 1 65536 100", "fix 70000 1 1", "clear", "fix 70000 1 1")[1:] == [0, 0, 1]
 
 
-class MeasuringToy(Toy):
-    def cost(self, operator, tensors):
-        return MEASURED
-
-
 def known(toy):
     """Cost and readings by signature, as the engine knows them."""
     costs = ffi.new("dtr_cost[100]")
@@ -132,7 +127,7 @@ def set_costs(toy, *rows):
 class TestSignatures:
     @pytest.fixture
     def toy(self, make_toy):
-        return make_toy(kind=MeasuringToy)
+        return make_toy(price=measured)
 
     def test_the_same_call_on_other_tensors_has_the_same_signature(self, toy):
         x, y = toy.unseen(WORDS), toy.unseen(WORDS)

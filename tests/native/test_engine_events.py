@@ -6,7 +6,6 @@ import threading
 from contextlib import suppress
 
 import pytest
-from native_pool import ffi
 from test_event_log import PoolsOf
 from toy import WORDS, op_key, release
 
@@ -17,10 +16,6 @@ from dtr_alloc.traces.trace import Kind
 
 class Failure(Exception):
     """Of an operator."""
-
-
-def address(tensor):
-    return int(ffi.cast("uintptr_t", tensor.data))
 
 
 def record(toy, path, *names):
@@ -46,12 +41,12 @@ def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(toy, tmp_pat
     source = toy.unseen(WORDS)
     recorded = record(toy, tmp_path / "t", "f")
     x = toy.one("f", source, words=WORDS)
-    places = [address(x)]
+    places = [x.address]
     assert toy.move(x)
-    places.append(address(x))
+    places.append(x.address)
     assert toy.evict(x)
     toy.materialize(x)
-    places.append(address(x))
+    places.append(x.address)
     trace = ended(recorded)
     assert marks(trace) == [
         (Kind.MOVE_FROM, places[0]),
@@ -80,7 +75,7 @@ def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(toy, tmp_path
     thread = threading.Thread(target=go_on)
     thread.start()
     thread.join()
-    named = {address(tensor): name for tensor, name in zip(made, "fg", strict=True)}
+    named = {tensor.address: name for tensor, name in zip(made, "fg", strict=True)}
     release(source, *made)
     trace = ended(recorded)
     for kind, place, name in zip(trace.kind, trace.address, trace.name, strict=True):
@@ -112,7 +107,7 @@ def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(toy, t
 
     result = toy.one("f", source, words=WORDS, fails=run_another)
     made.append(toy.unseen(WORDS))
-    places = [address(tensor) for tensor in made]
+    places = [tensor.address for tensor in made]
     release(source, result, *made)
     trace = ended(recorded)
     names = {

@@ -473,7 +473,6 @@ SETTINGS = settings(stateful_step_count=50, suppress_health_check=list(HealthChe
 @few_or_many(20, 200)
 @pytest.mark.parametrize("policy", DEALLOCS)
 def test_jobs_on_host_memory_agree_with_the_model(policy, examples):
-    """Any sequence of operators and interventions leaves contents, records and blocks right."""
 
     class OnHost(EngineAgainstModel):
         dealloc = policy

@@ -95,7 +95,6 @@ def taken(lifetimes, addresses) -> list[tuple[Lifetime, tuple[int, int]]]:
 @settings(max_examples=400)
 @given(lifetimes=LIFETIMES, obstacles=obstacles_apart(), limit=st.integers(0, 120))
 def test_every_address_is_a_gap_below_the_limit(layouts, lifetimes, obstacles, limit):
-    """At each moment no two blocks overlap, nor a block and an obstacle."""
     addresses, missing = layouts.lay_out(lifetimes, obstacles, limit)
     blocks = taken(lifetimes, addresses)
     for (a, place), (b, other) in combinations(blocks, 2):
@@ -119,7 +118,6 @@ def test_what_has_no_address_fits_nowhere_beside_the_others(layouts, lifetimes, 
 
 @given(lifetimes=LIFETIMES, obstacles=obstacles_apart())
 def test_above_the_obstacles_there_is_room_for_the_sum_of_all_sizes(layouts, lifetimes, obstacles):
-    """Whatever the lifetimes, the gaps between the obstacles and the order."""
     limit = sum(of.size for of in lifetimes) + max((end for _, end in obstacles), default=0)
     addresses, missing = layouts.lay_out(lifetimes, obstacles, limit)
     assert None not in addresses
@@ -148,10 +146,6 @@ def test_a_gap_is_the_lowest_one(layouts, busy, size):
 
 
 class TestKnownOnes:
-    def test_nothing_at_all(self, layouts):
-        assert layouts.lay_out([], [], 0) == ([], 0)
-        assert layouts.lay_out([], [(0, 5)], 3) == ([], 0)
-
     def first_fit(self, layouts, order, limit) -> int:
         """The bytes that find no place in this order, each at the lowest."""
         placed: list[tuple[Lifetime, tuple[int, int]]] = []
@@ -187,33 +181,3 @@ class TestKnownOnes:
             order = sorted(lifetimes, key=weight, reverse=True)
             assert self.first_fit(layouts, order, 5) > 0
         assert layouts.lay_out(lifetimes, [], 5)[1] == 0
-
-    def test_time_goes_round(self, layouts):
-        """What lives over the end of the step is in the way of what lives at the beginning of the
-        next, and not of what lives in the middle."""
-        over = Lifetime(STEP - 2, 2, 4)
-        for other in (Lifetime(0, 0, 4), Lifetime(2, 3, 4), Lifetime(STEP - 1, STEP - 1, 4)):
-            assert layouts.lay_out([over, other], [], 8) == ([0, 4], 0)
-            assert layouts.lay_out([over, other], [], 7)[1] == 4
-        for other in (Lifetime(3, STEP - 3, 4), Lifetime(5, 5, 4)):
-            assert layouts.lay_out([over, other], [], 4) == ([0, 0], 0)
-        assert layouts.lay_out([over, Lifetime(STEP - 1, 0, 4)], [], 8) == ([0, 4], 0)
-
-    def test_an_end_is_a_moment_of_use(self, layouts):
-        assert layouts.lay_out([Lifetime(0, 3, 1), Lifetime(3, 4, 1)], [], 2) == ([0, 1], 0)
-        assert layouts.lay_out([Lifetime(0, 3, 1), Lifetime(4, 4, 1)], [], 1) == ([0, 0], 0)
-
-    def test_a_gap_between_obstacles_serves_what_fits(self, layouts):
-        lifetimes = [Lifetime(0, 5, 4), Lifetime(0, 5, 2)]
-        assert layouts.lay_out(lifetimes, [(2, 4), (7, 9)], 13) == ([9, 0], 0)
-        assert layouts.lay_out(lifetimes, [(2, 4), (7, 9)], 12) == ([None, 0], 4)
-
-    def test_a_limit_below_the_obstacles_gives_nothing_above_it(self, layouts):
-        assert layouts.lay_out([Lifetime(0, 5, 4)], [(0, 10)], 12) == ([None], 4)
-
-    def test_gaps(self, layouts):
-        assert layouts.gap([], 5) == 0
-        assert layouts.gap([(5, 9)], 5) == 0
-        assert layouts.gap([(5, 9)], 6) == 9
-        assert layouts.gap([(0, 10), (2, 4), (12, 20)], 2) == 10, "one lies in another"
-        assert layouts.gap([(0, 10), (2, 4), (12, 20)], 3) == 20

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import pytest
 from native_pool import OutOfMemory, check, ffi, lib
-from stream_toy import LARGE, A, B, StreamToy
-from toy import MEASURED, MUTATE, WORD
+from stream_toy import LARGE, A, B
+from toy import MUTATE, WORD, measured
 
 from dtr_alloc import _core
 
@@ -75,7 +75,6 @@ def test_a_new_version_of_a_shared_buffer_waits_too(make_stream_toy, fake_cuda):
 
 
 def test_one_stream_waits_for_nothing(make_stream_toy, fake_cuda):
-    """Evictions and rematerializations on a single stream need no wait at all."""
     toy = make_stream_toy(4, streams=())
     with toy.on(A):
         source = toy.unseen(LARGE)
@@ -89,11 +88,6 @@ def test_one_stream_waits_for_nothing(make_stream_toy, fake_cuda):
     assert toy.pool.stats().host_waits == 0
 
 
-class MeasuredToy(StreamToy):
-    def cost(self, operator, tensors):
-        return MEASURED
-
-
 class TestTimes:
     """What operators cost is read from events, some operators later, without waiting."""
 
@@ -103,7 +97,7 @@ class TestTimes:
         return {entries[i].op_key: entries[i] for i in range(count)}
 
     def test_they_are_what_the_device_says(self, make_stream_toy, fake_cuda):
-        toy = make_stream_toy(64, kind=MeasuredToy)
+        toy = make_stream_toy(64, price=measured)
         fake_cuda.hold(0)
         with toy.on(A):
             made = [toy.unseen(LARGE)]
@@ -114,7 +108,7 @@ class TestTimes:
 
     def test_nothing_is_known_while_the_device_is_late(self, make_stream_toy, fake_cuda):
         """Until then an operator is reckoned to take as long as its bytes take to move."""
-        toy = make_stream_toy(64, kind=MeasuredToy)
+        toy = make_stream_toy(64, price=measured)
         with toy.on(A):
             made = [toy.unseen(LARGE)]
             made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(40)]

@@ -3,96 +3,79 @@
 from __future__ import annotations
 
 import pytest
-from native_pool import NativePool, ffi
+from native_pool import NativePool
 from toy import MUTATE, PAGE, WORDS, Toy
 
 PAGES = 64
 EXPENSIVE, CHEAP = 1_000_000, 1_000
 
 
-class PricedToy(Toy):
-    """Operators cost what their names say, whatever their size."""
-
-    def cost(self, operator, tensors):
-        return EXPENSIVE if operator.name.startswith("expensive") else CHEAP
-
-
-def address(tensor):
-    return int(ffi.cast("uintptr_t", tensor.data))
+def price(operator):
+    return EXPENSIVE if operator.name.startswith("expensive") else CHEAP
 
 
 @pytest.fixture
 def run_on():
-    """Runs something on an engine with a fixed pool of a placement; all is released after it."""
+    """Makes engines with a fixed pool of a placement."""
     made = []
 
     def run(placement):
         pool = NativePool("host-fixed", budget=PAGES * PAGE, placement=placement)
-        toy = PricedToy(pool)
-        tensors = []
-        made.append((toy, tensors))
-        return toy, tensors
+        made.append(Toy(pool, price=price))
+        return made[-1]
 
     yield run
-    for toy, tensors in made:
-        for tensor in tensors:
-            tensor.release()
+    for toy in made:
         toy.finish()
 
 
 def taught(run_on, placement=2):
     """An engine that has seen what cheap and expensive cost, and a constant."""
-    toy, tensors = run_on(placement)
+    toy = run_on(placement)
     source = toy.unseen(WORDS)
-    tensors.append(source)
     for _ in range(8):
         for name in ("expensive", "cheap"):
             toy.one(name, source, words=WORDS).release()
-    return toy, tensors, source
+    return toy, source
 
 
 def halves(tensors):
     """Which half of the addresses each of them is in, as the lowest is in the low one."""
-    lowest = min(address(tensor) for tensor in tensors)
-    return ["low" if address(t) - lowest < PAGES * PAGE // 2 else "high" for t in tensors]
+    lowest = min(tensor.address for tensor in tensors)
+    return ["low" if t.address - lowest < PAGES * PAGE // 2 else "high" for t in tensors]
 
 
 def test_cheap_results_go_to_the_high_end_and_expensive_ones_to_the_low_end(run_on):
-    toy, tensors, source = taught(run_on)
+    toy, source = taught(run_on)
     made = [toy.one(name, source, words=WORDS) for name in ("expensive", "cheap") * 6]
-    tensors += made
     assert halves([source, *made])[1:] == ["low", "high"] * 6
 
 
 def test_the_same_operator_is_expensive_for_few_bytes_and_cheap_for_many(run_on):
-    toy, tensors = run_on(2)
+    toy = run_on(2)
     source = toy.unseen(WORDS)
-    tensors.append(source)
     for _ in range(8):
         for words in (WORDS, 8 * WORDS):
             toy.one(f"cheap {words}", source, words=words).release()
     made = [toy.one(f"cheap {words}", source, words=words) for words in (WORDS, 8 * WORDS)]
-    tensors += made
     assert halves([source, *made])[1:] == ["low", "high"]
 
 
 def test_constants_and_what_cannot_be_repeated_are_low_however_cheap(run_on):
     """The source is a constant: what overwrites it cannot run again."""
-    toy, tensors, source = taught(run_on)
+    toy, source = taught(run_on)
     made = [
         toy.unseen(WORDS, seed=1),
         toy.one("cheap", source, words=WORDS, recomputable=False),
         *toy.run("cheap_", (source, MUTATE), results=[WORDS]),
         toy.one("cheap", source, words=WORDS),
     ]
-    tensors += made
     assert halves([source, *made])[1:] == ["low", "low", "low", "high"]
 
 
 def test_what_is_computed_again_goes_where_its_cost_says(run_on):
-    toy, tensors, source = taught(run_on)
+    toy, source = taught(run_on)
     made = [toy.one(name, source, words=WORDS) for name in ("expensive", "cheap") * 3]
-    tensors += made
     for tensor in made:
         assert toy.evict(tensor)
     for tensor in reversed(made):
@@ -100,12 +83,11 @@ def test_what_is_computed_again_goes_where_its_cost_says(run_on):
     assert all(tensor.is_right() for tensor in made)
     assert halves([source, *made])[1:] == ["low", "high"] * 3
     outside = toy.unseen(WORDS, seed=2)  # the last step is over: nothing is running
-    tensors.append(outside)
     assert halves([source, outside])[1] == "low"
 
 
 def test_an_operator_that_failed_leaves_no_hint_behind(run_on):
-    toy, tensors, source = taught(run_on)
+    toy, source = taught(run_on)
 
     def fails(operator):
         raise ArithmeticError(operator.name)
@@ -113,26 +95,23 @@ def test_an_operator_that_failed_leaves_no_hint_behind(run_on):
     with pytest.raises(ArithmeticError):
         toy.one("cheap", source, words=WORDS, fails=fails)
     outside = toy.unseen(WORDS, seed=1)
-    tensors.append(outside)
     assert halves([source, outside])[1] == "low"
 
 
 @pytest.mark.parametrize("placement", [0, 1, 3])
 def test_other_placements_put_cheap_and_expensive_side_by_side(run_on, placement):
-    toy, tensors, source = taught(run_on, placement)
+    toy, source = taught(run_on, placement)
     made = [toy.one(name, source, words=WORDS) for name in ("expensive", "cheap") * 6]
-    tensors += made
     assert set(halves([source, *made])) == {"low"}
 
 
 def test_a_job_is_placed_the_same_way_each_time(run_on):
     def places():
-        toy, tensors, source = taught(run_on)
+        toy, source = taught(run_on)
         made = []
         for i in range(40):
             name = f"{'expensive' if i % 3 == 0 else 'cheap'} {i % 5}"
             made.append(toy.one(name, source, words=WORDS))
-        tensors += made
-        return [address(tensor) - address(source) for tensor in made]
+        return [tensor.address - source.address for tensor in made]
 
     assert places() == places()

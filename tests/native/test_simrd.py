@@ -351,32 +351,6 @@ def test_deep_chains_need_no_recursion() -> None:
     assert [(run.status, run.chain_depth) for run in runs] == [("ok", layers - 1)]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        ([9], "instruction"),
-        ([-1], "instruction"),
-        ([0, 0], "size"),
-        ([0, 1, 8], "new name"),
-        ([0, 0, -8], "size"),
-        ([1, 5, 1, 0, 0], "argument"),
-        ([1, -5, 0, 0], "time"),
-        ([1, 5, 0, 2**40], "results"),
-        ([1, 5, 0, 1, 0, 8, 0], "alias"),
-        ([0, 0, 8, 2, 5, 1, 0, 1, 1], "index"),
-        ([3, 0, 0], "source"),
-        ([0, 0, 8, 4, 1, 0], "destination"),
-        ([5, 0], "RELEASE"),
-        ([1, 2**62, 0, 1, 0, 1, -1, 1, 2**62, 1, 0, 1, 1, 1, -1], "too large"),
-    ],
-)
-def test_a_malformed_program_is_named(numbers: list[int], message: str) -> None:
-    program = Program("malformed")
-    program.code.extend(numbers)
-    with pytest.raises(ValueError, match=message):
-        simulate.run_log(program, "lru", 100)
-
-
 numbers = st.integers(-(2**62), 2**62)
 divisors = st.one_of(st.integers(1, 2**53), st.integers(2**53, 2**66), st.integers(1, 2**124))
 
@@ -399,7 +373,6 @@ def test_quotients_are_rounded_as_python_rounds_them(
 
 
 def test_a_stopped_run_leaves_nothing_behind() -> None:
-    """Outcomes are results, not errors, and the next run starts anew."""
     program = linear_network(64)
     stopped = simulate.run_log(program, "lru", 1)
     assert stopped.status == "oom"

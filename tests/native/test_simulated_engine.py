@@ -307,29 +307,46 @@ def test_many_simulations_leave_nothing_behind(programs):
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("semantics", "code", "message"),
     [
-        ([9], "number 0, instruction, is 9; allowed: 0 to 6"),
-        ([0, 0], "it ends before CONSTANT's size"),
-        ([0, 0, -5], "number 2, CONSTANT's size, is -5"),
-        ([5, 7], "number 1, RELEASE's name, is 7; allowed: none, as there is no name yet"),
-        ([5, -1], "RELEASE's name, is -1"),
-        ([0, 0, 8, 1, 1, 1, 0, 1, 1, 8], "CALL's number of results, is 1"),
-        ([0, 0, 8, 1, 1, 1, 0, 1, 1, 8, 1], "CALL's alias, is 1; allowed: -1 to 0"),
-        ([0, 0, 8, 2, 1, 1, 0, 1, 1], "MUTATE's index of an argument, is 1; allowed: -1 to 0"),
-        ([0, 0, 8, 2, 1, 1, 0, 1, -2], "MUTATE's index of an argument, is -2; allowed: -1 to 0"),
-        ([0, 0, 8, 3, 1, 1], "number 5, COPY's source, is 1; allowed: 0"),
+        ("both", [9], "number 0, instruction, is 9; allowed: 0 to 6"),
+        ("both", [-1], "instruction, is -1"),
+        ("both", [0, 0], "it ends before CONSTANT's size"),
+        ("both", [0, 0, -5], "number 2, CONSTANT's size, is -5"),
+        ("simrd", [0, 1, 8], "new name"),
+        ("both", [1, -5, 0, 0], "time"),
+        ("both", [1, 5, 1, 0, 0], "argument"),
+        ("both", [1, 5, 0, 2**40], "results"),
+        ("both", [5, 7], "number 1, RELEASE's name, is 7; allowed: none, as there is no name yet"),
+        ("both", [5, -1], "RELEASE's name, is -1"),
+        ("both", [0, 0, 8, 1, 1, 1, 0, 1, 1, 8], "CALL's number of results, is 1"),
+        ("both", [0, 0, 8, 1, 1, 1, 0, 1, 1, 8, 1], "CALL's alias, is 1; allowed: -1 to 0"),
         (
-            [0, 0, 8, 5, 0, 1, 1, 1, 0, 1, 1, 8, -1],
-            "number 8, CALL's argument, is 0; allowed: a name that stands for something there",
+            "both",
+            [0, 0, 8, 2, 1, 1, 0, 1, 1],
+            "index of an argument, is 1; allowed: -1 to 0",
         ),
+        (
+            "both",
+            [0, 0, 8, 2, 1, 1, 0, 1, -2],
+            "index of an argument, is -2; allowed: -1 to 0",
+        ),
+        ("both", [0, 0, 8, 3, 1, 1], "number 5, COPY's source, is 1; allowed: 0"),
+        ("simrd", [0, 0, 8, 4, 1, 0], "destination"),
+        (
+            "runtime",
+            [0, 0, 8, 5, 0, 1, 1, 1, 0, 1, 1, 8, -1],
+            "a name that stands for something",
+        ),
+        ("simrd", [1, 2**62, 0, 1, 0, 1, -1, 1, 2**62, 1, 0, 1, 1, 1, -1], "too large"),
     ],
 )
-def test_a_program_that_makes_no_sense_is_named(code, message):
+def test_a_program_that_makes_no_sense_is_named(semantics, code, message):
     log = Log()
     log.program.code = array("q", code)
-    with pytest.raises(ValueError, match=message):
-        run_log(log.program)
+    for each in simulate.SEMANTICS if semantics == "both" else [semantics]:
+        with pytest.raises(ValueError, match=message):
+            simulate.run_log(log.program, "lru", 100, semantics=each)
 
 
 def test_wrong_options_are_named():

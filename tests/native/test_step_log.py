@@ -91,19 +91,6 @@ def test_a_step_ends_where_the_least_is_in_use(hear):
     assert hear(job) == (STEP, end, 4, 4 * STEP, STEP)
 
 
-def test_a_first_step_unlike_the_others_is_none_of_them(hear):
-    """It ends as they do, and has less in use before: it is no place for a step to begin."""
-    job = Job()
-    job.back(job.forth(job.constant(), 2 * LAYERS))
-    weight = job.constant()
-    job.constant()
-    for _ in range(3):
-        job.step(weight, LAYERS)
-    end = job.operators
-    job.forth(weight, LAYERS - 1)
-    assert hear(job) == (STEP, end, 3, 3 * STEP, STEP)
-
-
 def test_what_dies_at_the_jobs_end_hides_no_step(hear):
     job = Job()
     weight = job.constant()
@@ -162,7 +149,6 @@ def by_definition(kinds: list[int], live: list[int]) -> tuple[int, int, int]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_it_is_the_shortest_period_by_definition(hear, seed):
-    """Of random steps of few operators, repeated some times after something else."""
     random = Random(seed)
     for _ in range(50):
         job = Job()

@@ -44,11 +44,6 @@ def looked_for(plan: list[int], job: list[int]) -> list[bool]:
     return found
 
 
-def test_a_step_begins_where_the_calls_before_are_the_end_of_one(begins):
-    plan = [1, 2, 2, 3]
-    assert begins(plan, [2, 3, 1, 2, 2, 3, 1, 2, 3]) == [i in (1, 5, 8) for i in range(9)]
-
-
 @pytest.mark.parametrize("seed", range(200))
 def test_where_calls_repeat_a_step_begins_where_looking_back_finds_it(begins, seed):
     random = Random(seed)

@@ -12,7 +12,7 @@ import pytest
 from native_fixtures import UNKNOWN
 from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, LARGE, A, B
-from toy import MUTATE, PAGE, WORD, WORDS, Toy, release
+from toy import MUTATE, PAGE, WORD, WORDS, Toy, all_right, by_name, release
 
 MANY = 1 << 30
 WINDOW = 2  # how room is made
@@ -32,10 +32,6 @@ def constant(toy, seed=0, words=WORDS):
     tensor = toy.unseen(words, seed=seed)
     toy.one("look", tensor, words=8).release()
     return tensor
-
-
-def all_right(toy, *tensors):
-    return all(toy.content(tensor) == tensor.expected() for tensor in tensors)
 
 
 class TestConstants:
@@ -150,12 +146,8 @@ class TestCap:
 class TestPrices:
     """Evicting goes the cheaper way."""
 
-    class Priced(Toy):
-        def cost(self, operator, tensors):
-            return 10**12 if operator.name == "dear" else 10**3
-
     def test_what_is_dear_to_compute_is_swapped_and_what_is_cheap_is_not(self, make_toy):
-        toy = make_toy(kind=self.Priced, **swapping(speed=1e9))
+        toy = make_toy(price=by_name, **swapping(speed=1e9))
         source = toy.unseen(WORDS)
         dear, cheap = (toy.one(name, source, words=WORDS) for name in ("dear", "cheap"))
         assert toy.evict(dear)
@@ -169,7 +161,7 @@ class TestPrices:
         for speed, swaps in ((FAST, 1), (SLOW, 0)):
             toy = make_toy(
                 pages=4,
-                kind=self.Priced,
+                price=by_name,
                 heuristic="c=local,m=none,s=0",
                 room=lib.DTR_ROOM_SINGLE,
                 **swapping(speed),
@@ -184,7 +176,7 @@ class TestPrices:
 
     def test_a_result_whose_input_is_swapped_costs_nothing_but_itself(self, make_toy):
         """A swapped content is no history to be recomputed."""
-        toy = make_toy(kind=self.Priced, heuristic="marginal", **swapping(speed=1e9))
+        toy = make_toy(price=by_name, heuristic="marginal", **swapping(speed=1e9))
         source = toy.unseen(WORDS)
         dear = toy.one("dear", source, words=WORDS)
         cheap = toy.one("cheap", dear, words=WORDS)
@@ -203,7 +195,7 @@ class TestRefusedHostMemory:
         monkeypatch.setenv("TMPDIR", "/nonexistent")
 
     def test_what_can_be_recomputed_is_dropped_instead(self, make_toy):
-        toy = make_toy(pages=5, kind=TestPrices.Priced, **swapping())
+        toy = make_toy(pages=5, price=by_name, **swapping())
         source = toy.unseen(WORDS)
         toy.pin(source)
         results = [toy.one("dear", source, words=WORDS, parameter=i) for i in range(8)]

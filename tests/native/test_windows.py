@@ -5,9 +5,9 @@ sizes with those that trying every run of blocks finds (native/policy/window_sea
 """
 
 import pytest
-from native_pool import Invalid, OutOfMemory, check, ffi, lib
+from native_pool import OutOfMemory, ffi
 from test_choice import Program, check_random_candidates
-from toy import PAGE, WORDS, Toy, engine_options
+from toy import PAGE, WORDS, by_parameter
 
 from dtr_alloc.heuristics import COSTS
 
@@ -27,13 +27,6 @@ def filled(toy, sizes, words=8):
 def use(*tensors):
     for tensor in tensors:
         tensor.toy.one("use", tensor, words=8, parameter=1).release()
-
-
-class Priced(Toy):
-    """The parameter of an operator is its cost."""
-
-    def cost(self, operator, tensors):
-        return operator.parameter
 
 
 def release(tensors):
@@ -119,7 +112,7 @@ def test_a_mapped_pool_remaps_for_what_is_dear_and_evicts_what_is_cheap(make_toy
     toy = make_toy(
         pages=24,
         chunk=PAGE,
-        kind=Priced,
+        price=by_parameter,
         heuristic="c=local,m=size,s=0.5",
         room=room,
         moving=0,
@@ -143,7 +136,9 @@ def test_a_mapped_pool_remaps_for_what_is_dear_and_evicts_what_is_cheap(make_toy
 @pytest.mark.parametrize(("pages", "layers"), [(48, 24), (64, 40)])
 def test_a_step_that_repeats_maps_nothing(make_toy, pages, layers):
     """Results of 1 to 11 pages, used in the opposite order, of which the budget holds a part."""
-    toy = make_toy(pages=pages, chunk=PAGE, kind=Priced, heuristic="marginal", move_bytes_per_s=1e9)
+    toy = make_toy(
+        pages=pages, chunk=PAGE, price=by_parameter, heuristic="marginal", move_bytes_per_s=1e9
+    )
     seed = toy.unseen(WORDS)
     mapped, evictions = [], []
     for _ in range(6):
@@ -180,7 +175,11 @@ def test_members_that_would_be_recomputed_through_the_same_do_not_count_it_twice
     """Two neighbors hang on one dear evicted storage, two others on a storage each, which cost less
     but together more."""
     toy = make_toy(
-        pages=8, kind=Priced, driver="host-fixed", heuristic="c=ancestors,m=size,s=0", room=WINDOW
+        pages=8,
+        price=by_parameter,
+        driver="host-fixed",
+        heuristic="c=ancestors,m=size,s=0",
+        room=WINDOW,
     )
     seed = toy.unseen(64)
     toy.one("pad", seed, words=WORDS - 64, parameter=10**8)
@@ -194,8 +193,3 @@ def test_members_that_would_be_recomputed_through_the_same_do_not_count_it_twice
     assert [pair.evicted for pair in pairs] == [True, True, False, False]
     assert toy.stats().window_evictions == 2
     toy.unpin(wall)
-
-
-def test_a_strategy_that_there_is_not_is_named(toy):
-    with pytest.raises(Invalid, match="room is 3; allowed: 0 to 2"):
-        check(lib.dtr_engine_configure(toy.engine, engine_options("lru", room=3)))
