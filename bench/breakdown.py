@@ -125,7 +125,7 @@ def fault_seconds(pages: int = 16384) -> float:
 
 
 @contextmanager
-def watched_session(budget: int | str, cost: float, **settings: object) -> Iterator[Watch]:
+def watched_session(budget: int | str, cost: float, **settings: Any) -> Iterator[Watch]:
     """``dtr_alloc.session``, and what watches its steps."""
     with dtr_alloc.session(budget=budget, **settings):
         yield Watch(cost)

@@ -10,7 +10,7 @@ threads.
 
     python bench/heap.py                    # a table
     python bench/heap.py --before REVISION  # the same beside the heap of a revision, in one run
-    python bench/heap.py --placement first_fit
+    python bench/heap.py --placement first-fit
     python bench/heap.py --json out.json    # "-": standard output
     python bench/heap.py --smoke            # seconds; what the tests run
 """
@@ -35,7 +35,7 @@ MIXES = {
     "training": (4 << 10, 4 << 20, 60),
 }
 # In the order of the DTR_PLACE_ numbers of the C header.
-PLACEMENTS = ("best_fit", "first_fit", "two_ended", "size_classes")
+PLACEMENTS = ("best-fit", "first-fit", "two-ended", "size-classes")
 
 
 def build(folder: Path, tree: Path, smoke: bool) -> Path:
@@ -93,7 +93,7 @@ def measure(
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--before", metavar="REVISION", help="also measure the heap of a revision")
-    parser.add_argument("--placement", choices=PLACEMENTS, default="best_fit", help="of the pool")
+    parser.add_argument("--placement", choices=PLACEMENTS, default="best-fit", help="of the pool")
     parser.add_argument("--json", metavar="FILE", help="write the results; '-': standard output")
     parser.add_argument("--smoke", action="store_true", help="a few pairs, no optimization")
     options = parser.parse_args(arguments)

@@ -92,11 +92,11 @@ def without_torch() -> str | None:
 def switch_on() -> None:
     """Enables the environment's configuration; ends the process if that cannot be done."""
     from dtr_alloc import _load
-    from dtr_alloc.config import ConfigError, load_config
+    from dtr_alloc.config import ConfigError, given_settings
 
     try:
-        load_config(**settings)  # a wrong setting is said before torch is imported
-        _load("dtr_alloc.torch.api").enable_from_environment(**settings)
+        given = given_settings(**settings)  # a wrong one is an error before torch is imported
+        _load("dtr_alloc.torch.api").enable_with(given)
         if when_on is not None:
             when_on()
     except ConfigError as error:

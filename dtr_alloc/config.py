@@ -1,6 +1,6 @@
 """The configuration: one frozen value, read in one place.
 
-``load_config`` is the only function that reads ``DTR_ALLOC_*`` variables for settings.
+``given_settings`` is the only function that reads ``DTR_ALLOC_*`` variables for settings.
 A setting is looked for in this order, and the first one that is there wins:
 
 1. the arguments of the call (``enable(budget="8GiB")``; None means "not given"),
@@ -8,7 +8,7 @@ A setting is looked for in this order, and the first one that is there wins:
 3. the key ``<field>`` of the TOML file that ``DTR_ALLOC_CONFIG`` names,
 4. the default.
 
-Every setting that is present is checked, also when another one wins.
+Every setting that is present is parsed and checked once, also when another one wins.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from fractions import Fraction
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from dtr_alloc import bounded, heuristics
 from dtr_alloc.bounded import shown
@@ -41,6 +41,7 @@ HISTORY_OPS = 262144
 and forget how they were computed."""
 
 PREFIX = "DTR_ALLOC_"
+_ARGUMENT = "the argument "
 
 OTHER_VARIABLES = {
     "DTR_ALLOC_CONFIG": "a TOML file with settings, keys as the fields of Config",
@@ -105,6 +106,13 @@ class ConfigError(ValueError):
         self.source = source
         self.value = value
         self.allowed = allowed
+
+    def of_option(self) -> ConfigError:
+        """The same where arguments were options of a command: their names as one writes them."""
+        if not self.source.startswith(_ARGUMENT):
+            return self
+        option = self.source.removeprefix(_ARGUMENT).replace("_", "-")
+        return ConfigError(f"--{option}", self.value, self.allowed)
 
 
 def parse_size(value: object) -> int:
@@ -429,6 +437,30 @@ class Config:
     no eviction."""
 
 
+StrPath = str | os.PathLike[str]
+
+
+class Settings(TypedDict, total=False):
+    """The settings that a call may give beside the budget: the fields of Config, as they may be
+    written. None means not given."""
+
+    device: str | None
+    heuristic: str | Heuristic | None
+    costs: StrPath | None
+    stats: StrPath | None
+    report: bool | StrPath | None
+    progress: bool | str | None
+    thrash: float | str | None
+    ranks: str | None
+    trust: str | Iterable[str] | None
+    swap: int | str | None
+    pool: str | PoolOptions | None
+    debug: str | Debug | None
+    log: StrPath | None
+    log_steps: int | str | Steps | None
+    trace: StrPath | None
+
+
 def _choice(allowed: tuple[str, ...]) -> Callable[[object], str]:
     def parse(value: object) -> str:
         if not isinstance(value, str) or value.strip() not in allowed:
@@ -615,10 +647,29 @@ def _from_file(path: str) -> dict[str, Setting]:
     return {key: _setting(key, f"{key} in {source}", value) for key, value in table.items()}
 
 
+class GivenSettings(dict[str, Setting]):
+    """The settings that somebody gave, by field: for each, the one that wins."""
+
+    @property
+    def config(self) -> Config:
+        return Config(**{field: setting.value for field, setting in self.items()})
+
+    @property
+    def is_session(self) -> bool:
+        """Whether they switch a session on: a log or a trace needs no budget."""
+        return not {"budget", "log", "trace"}.isdisjoint(self)
+
+    @property
+    def is_light(self) -> bool:
+        """Whether they ask for a trace and nothing else that needs the recorder."""
+        return "trace" in self and {"budget", "log"}.isdisjoint(self)
+
+
 def given_settings(
     environ: Mapping[str, str] | None = None, /, **arguments: object
-) -> dict[str, Setting]:
-    """The settings that somebody gave, by field: for each, the one that wins.
+) -> GivenSettings:
+    """The settings of the arguments (fields of Config; None means not given), of environ
+    (os.environ if None) and of the file that it names.
 
     Raises ConfigError for a wrong value or a DTR_ALLOC_* variable that means nothing, and
     TypeError for an argument that is not a field of Config.
@@ -629,21 +680,16 @@ def given_settings(
             raise TypeError(f"unknown setting {name!r}; known: {_known(FIELDS, name)}")
     check_names(environ)
     path = environ.get("DTR_ALLOC_CONFIG")
-    found = _from_file(path) if path else {}
+    found = GivenSettings(_from_file(path) if path else {})
     for field in FIELDS:
         if field not in WITHOUT_VARIABLE and (text := environ.get(variable(field))):
             found[field] = _setting(field, variable(field), text)
     for field, value in arguments.items():
         if value is not None:
-            found[field] = _setting(field, f"the argument {field}", value)
+            found[field] = _setting(field, _ARGUMENT + field, value)
     return found
 
 
 def load_config(environ: Mapping[str, str] | None = None, /, **arguments: object) -> Config:
-    """The configuration of a run; see the top of this module for the precedence.
-
-    ``environ`` stands for os.environ. ``arguments`` are fields of Config; None means not given.
-    Raises as given_settings does.
-    """
-    settings = given_settings(environ, **arguments)
-    return Config(**{field: setting.value for field, setting in settings.items()})
+    """The configuration of a run. Arguments and errors are those of given_settings()."""
+    return given_settings(environ, **arguments).config

@@ -27,14 +27,7 @@ import threading
 from typing import Any
 
 from dtr_alloc import pools, report
-from dtr_alloc.config import (
-    BUDGET_FORMS,
-    Budget,
-    Config,
-    ConfigError,
-    given_settings,
-    load_config,
-)
+from dtr_alloc.config import BUDGET_FORMS, Budget, Config, ConfigError, given_settings
 from dtr_alloc.core import StateError, check, ffi, lib, message
 
 _LEGACY_STREAM, _STREAM_OF_THREAD = 1, 2
@@ -126,7 +119,7 @@ class _Allocator:
         return error
 
 
-def enable(budget: object = None) -> None:
+def enable(budget: int | str | Budget | None = None) -> None:
     """Puts CuPy's arrays into the heap of this process and under its budget, on every device.
 
     Args:
@@ -212,7 +205,7 @@ def _torch_is_enabled() -> bool:
     return api is not None and api.is_enabled()
 
 
-def _settings(budget: object) -> Config:
+def _settings(budget: int | str | Budget | None) -> Config:
     """What pools are made with. Raises ConfigError where CuPy cannot have them."""
     given = given_settings(budget=budget)
     device = given.get("device")
@@ -220,7 +213,7 @@ def _settings(budget: object) -> Config:
         raise ConfigError(device.source, device.written, "cuda or auto, for CuPy")
     if "budget" not in given and not _torch_is_enabled():
         raise ConfigError("the argument budget", budget, f"{BUDGET_FORMS}; or set DTR_ALLOC_BUDGET")
-    return load_config(budget=budget)
+    return given.config
 
 
 def _record(config: Config, shared: pools.Pools, joins: bool) -> None:
@@ -231,7 +224,7 @@ def _record(config: Config, shared: pools.Pools, joins: bool) -> None:
         recording.start(shared, report.fill_in(config.trace), "budget")
 
 
-def _refuse_other_budget(shared: pools.Pools, budget: object) -> None:
+def _refuse_other_budget(shared: pools.Pools, budget: int | str | Budget | None) -> None:
     if budget is None:
         return
     stats = shared.stats()

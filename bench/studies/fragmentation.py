@@ -87,7 +87,7 @@ POLICIES: dict[str, Policy] = {
     "dtr-full": Policy("dtr-full", "fixed", "#0072b2"),
     "dtr-eqclass": Policy("dtr-eqclass", "fixed", "#56b4e9"),
     "megengine": Policy("megengine", "fixed", "#b8a300"),
-    "coop": Policy("coop", "fixed", "#5e3c99", options={"placement": "two_ended"}),
+    "coop": Policy("coop", "fixed", "#5e3c99", options={"placement": "two-ended"}),
     "coop, best fit": Policy("coop", "fixed", "#5e3c99", "--"),
     "ours": Policy(OURS, "fixed", "#000000", moves=True),
     "ours, moves at a quarter of the speed": Policy(

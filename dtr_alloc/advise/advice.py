@@ -65,7 +65,7 @@ class Advice:
         return [_held(found), _fillers(self.observed), *stays, *outlooks, *words]
 
 
-def ways_to_fit(budget: object) -> dict[str, object]:
+def ways_to_fit(budget: object) -> dict[str, Any]:
     """Settings for steps that are to be seen, however slow they are, under a budget: with half of
     the host's memory for what cannot be computed again."""
     if budget == "unlimited":

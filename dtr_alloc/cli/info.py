@@ -128,7 +128,7 @@ def _variables_info() -> dict[str, Any]:
         if name.startswith(config.PREFIX) and value
     }
     try:
-        config.load_config()
+        config.given_settings()
     except config.ConfigError as error:
         return {"set": present, "valid": False, "reason": str(error)}
     return {"set": present, "valid": True, "reason": None}

@@ -145,51 +145,41 @@ class _Command(click.Command):
 @click.option("--budget", metavar="B", help="8GiB, 60% of the device, bytes, or 'unlimited'.")
 @click.option("--device", metavar="D", help="auto, cuda or cpu.")
 @click.option("--heuristic", metavar="H", help="How to choose what to evict.")
+@click.option("--swap", metavar="SIZE", help="Swap tensors to host memory, at most this much; "
+              "or 'off', 'last-resort' (default).")  # fmt: skip
+@click.option("--thrash", metavar="X", help="End a job whose step takes more than X times its "
+              "own compute (default: 4); 'off'.")  # fmt: skip
+@click.option("--trust", metavar="LIST", help="Custom operators, or their namespaces, that repeat "
+              "bit for bit: flash_attn,mylib::gelu.")  # fmt: skip
+@click.option("--pool", metavar="PARTS", help="How the heap is made: chunk:2MiB,keep:1GiB.")
+@click.option("--ranks", metavar="R", help="If one rank ends out of memory, the others end, too "
+              "(agree, the default), or wait (off).")  # fmt: skip
 @click.option("--log", metavar="FILE", help="Write an op log (.gz, .bz2, .xz are compressed).")
 @click.option("--log-steps", metavar="A..B", help="Which steps are logged: 3, 3..5, 3.. or ..5.")
 @click.option("--trace", metavar="FILE", help="Write a trace of the allocator.")
-@click.option("--report", metavar="[=WHAT]", help="Show figures at the end, on stderr; with =all "
-              "all counters, with =FILE in a file: a page if it is an .html.")  # fmt: skip
-@click.option("--progress", is_flag=True, help="Say on stderr how the job goes on.")
+@click.option("--report", metavar="[=FORM]", help="Print figures to stderr at the end; =all: all "
+              "counters; =FILE: to a file, as a page if its name ends with .html.")  # fmt: skip
+@click.option("--progress", is_flag=True, default=None, help="Print progress to stderr.")
 @click.option("--costs", metavar="FILE", help="Take operators' costs from FILE, and add to it.")
 @click.option("--stats", metavar="FILE", help="Write stats() as JSON at the end.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(
-    budget: str | None,
-    device: str | None,
-    heuristic: str | None,
-    log: str | None,
-    log_steps: str | None,
-    trace: str | None,
-    report: str | None,
-    progress: bool,
-    costs: str | None,
-    stats: str | None,
-    is_module: bool,
-    script: str,
-    arguments: tuple[str, ...],
-) -> Job:
+def command(script: str, is_module: bool, arguments: tuple[str, ...], **options: Any) -> Job:
     """Runs SCRIPT (with -m: the module SCRIPT) with ARGUMENTS under a budget.
 
     Everything after SCRIPT belongs to it. Without --budget, DTR_ALLOC_BUDGET or the file named
     by DTR_ALLOC_CONFIG must give one; with --log it is unlimited, and with --trace alone only the
     allocator is on, and nothing is ever evicted. Processes that the job starts get the same
     settings each, --log-steps excepted.
+
+    \b
+    Examples:
+      dtr-alloc run --budget 8GiB train.py --epochs 3
+      dtr-alloc run --budget 60% --report=run.html -m mylib.train
+      dtr-alloc run --budget 8GiB --swap 16GiB --progress train.py
+      dtr-alloc run --log steps.log.xz --log-steps 1..5 train.py
     """
-    options = {
-        "budget": budget,
-        "device": device,
-        "heuristic": heuristic,
-        "log": log,
-        "log_steps": log_steps,
-        "trace": trace,
-        "report": report,
-        "progress": "1" if progress else None,
-        "costs": costs,
-        "stats": stats,
-    }
     # An empty option is a mistake, an empty variable is none: here the two must not meet.
     for name, value in options.items():
         if value == "":
@@ -197,13 +187,8 @@ def command(
     try:
         given = config.given_settings(**options)
     except config.ConfigError as error:
-        source = error.source
-        if source.startswith("the argument "):
-            source = source.replace("the argument ", "--").replace("_", "-")
-        raise click.UsageError(
-            str(config.ConfigError(source, error.value, error.allowed))
-        ) from None
-    if not {"budget", "log", "trace"} & given.keys():
+        raise click.UsageError(str(error.of_option())) from None
+    if not given.is_session:
         raise click.UsageError(
             "no budget: give --budget 8GiB (or 60%, or unlimited), or set DTR_ALLOC_BUDGET"
         )
@@ -213,11 +198,11 @@ def command(
         if name in config.WITHOUT_VARIABLE:
             _autoload.settings[name] = value
         elif value is not None:
-            os.environ[config.variable(name)] = value
+            os.environ[config.variable(name)] = str(value)
     # The file may have given it; the entry point looks at the variable only.
     if "trace" in given:
         os.environ["DTR_ALLOC_TRACE"] = str(given["trace"].written)
-    if {"budget", "log"} & given.keys():
+    if not given.is_light:
         os.environ["DTR_ALLOC_BUDGET"] = str(
             given["budget"].written if "budget" in given else "unlimited"
         )

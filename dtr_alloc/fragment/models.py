@@ -6,15 +6,15 @@ do not count. A model manages addresses without memory, so that any size of devi
 
 Models, by name:
 
-* ``ours``: our pool with its memory mapped by chunks, as on a GPU; ``ours-fixed``: the same in an
+* ``dtr``: our pool with its memory mapped by chunks, as on a GPU; ``dtr-fixed``: the same in an
   arena of as many addresses as the budget has bytes, where no remapping helps;
-* ``ours-first-fit``, ``ours-size-classes``: ``ours`` with another placement (the option
+* ``dtr-first-fit``, ``dtr-size-classes``: ``dtr`` with another placement (the option
   ``placement``, one of simulate.PLACEMENTS, gives any of them one). Traces do not say which
   tensors are expensive: with two ends all go to the low one, as with best fit;
 * ``pytorch``: PyTorch's caching allocator; ``pytorch-expandable``: with expandable segments. What
   the model knows and what it leaves out is the top of native/fragment/caching.h;
-* ``power_of_two``: bins of powers of two that are never split or merged;
-* ``first_fit``: one arena, the lowest hole that fits;
+* ``pow2``: bins of powers of two that are never split or merged;
+* ``first-fit``: one arena, the lowest hole that fits;
 * ``paging``: whole pages of 2 MiB for each request, wherever they lie;
 * ``exact``: the bytes asked for, wherever they lie: the bound below every allocator.
 
@@ -40,24 +40,34 @@ SAMPLES = 2000
 """About how many rows of a run are looked at closely."""
 
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
-    "ours": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB}),
-    "ours-fixed": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB, "fixed": 1}),
-    "ours-first-fit": (
+    "dtr": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB}),
+    "dtr-fixed": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB, "fixed": 1}),
+    "dtr-first-fit": (
         lib.DTR_FRAGMENT_OURS,
         {"chunk_bytes": 2 * MIB, "placement": lib.DTR_PLACE_FIRST_FIT},
     ),
-    "ours-size-classes": (
+    "dtr-size-classes": (
         lib.DTR_FRAGMENT_OURS,
         {"chunk_bytes": 2 * MIB, "placement": lib.DTR_PLACE_SIZE_CLASSES},
     ),
     "pytorch": (lib.DTR_FRAGMENT_PYTORCH, {}),
     "pytorch-expandable": (lib.DTR_FRAGMENT_PYTORCH, {"expandable": 1}),
-    "power_of_two": (lib.DTR_FRAGMENT_POWER_OF_TWO, {}),
-    "first_fit": (lib.DTR_FRAGMENT_FIRST_FIT, {}),
+    "pow2": (lib.DTR_FRAGMENT_POWER_OF_TWO, {}),
+    "first-fit": (lib.DTR_FRAGMENT_FIRST_FIT, {}),
     "paging": (lib.DTR_FRAGMENT_PAGING, {"page_bytes": 2 * MIB}),
     "exact": (lib.DTR_FRAGMENT_EXACT, {}),
 }
 """The models by name: their number in dtr/allocator_models.h and what they set of its options."""
+
+
+def current_name(model: str) -> str:
+    """The name of a model that may have been called otherwise in 0.2: ``ours``, ``first_fit``,
+    ``power_of_two``."""
+    name = model.replace("_", "-")
+    if f"{name}-".startswith("ours-"):
+        return f"dtr{name[4:]}"
+    return "pow2" if name == "power-of-two" else name
+
 
 OPTIONS: dict[int, frozenset[str]] = {
     lib.DTR_FRAGMENT_OURS: frozenset({"chunk_bytes", "small_bytes", "placement"}),
@@ -213,6 +223,7 @@ class Prepared:
         **options: Any,
     ) -> ModelRun:
         """As run_model() below."""
+        model = current_name(model)
         struct, keep = _struct(model, budget_bytes, options)
         struct.samples = samples
         struct.start_rows = self._start_rows

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import dtr_alloc
+from dtr_alloc.config import Settings
 from dtr_alloc.report import render
 
 _COUNTERS = ("evictions", "rematerializations", "recompute_seconds", "search_seconds")
@@ -24,7 +25,9 @@ class BudgetedJob:
         **settings: as of dtr_alloc.enable(), which raises for what is wrong or too late.
     """
 
-    def __init__(self, budget: object = None, **settings: object) -> None:
+    def __init__(
+        self, budget: int | str | dtr_alloc.Budget | None = None, **settings: Unpack[Settings]
+    ) -> None:
         self._settings: dict[str, Any] | None = None
         if budget is not None or settings:
             self._settings = {"budget": budget, **settings}
@@ -77,13 +80,15 @@ class BudgetedJob:
         """
         now, before = dtr_alloc.stats(), self._before
         steps = step - self._step if step is not None and self._step is not None else 1
-        added = {name: now[name] - before[name] for name in (*_COUNTERS, "recompute_cost_seconds")}
-        computed = now["clock_seconds"] - before["clock_seconds"]
+        names = (*_COUNTERS, "recompute_cost_seconds", "total_cost_seconds")
+        added = {name: now[name] - before[name] for name in names}
+        again = added["recompute_cost_seconds"]
+        computed = again + added["total_cost_seconds"]
         self._step, self._before = step, now
         values = {
             "allocated_bytes": now["allocated_bytes"],
             "peak_allocated_bytes": now["peak_allocated_bytes"],
-            "recompute_share": added["recompute_cost_seconds"] / computed if computed else 0.0,
+            "recompute_share": again / computed if computed else 0.0,
             **{name: added[name] / max(steps, 1) for name in _COUNTERS},
         }
         return {f"dtr_alloc/{name}": value for name, value in values.items()}

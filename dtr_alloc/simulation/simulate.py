@@ -41,12 +41,12 @@ from dtr_alloc.simulation.presets import PRESETS
 
 SEMANTICS = ("simrd", "runtime")
 SPACES = ("bytes", "heap", "fixed")
-PLACEMENTS = ("best_fit", "first_fit", "two_ended", "size_classes")
+PLACEMENTS = ("best-fit", "first-fit", "two-ended", "size-classes")
 """Which hole of a heap a tensor gets, by their numbers in the C header (DTR_PLACE_...):
-``best_fit``, the smallest that is large enough; ``first_fit``, the lowest; ``two_ended``, the best
+``best-fit``, the smallest that is large enough; ``first-fit``, the lowest; ``two-ended``, the best
 fit, cut at its high end for a tensor that costs less to compute again, by the byte, than the median
 of the job's operators, and at its low end for others and for constants (Coop, NeurIPS 2023);
-``size_classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
+``size-classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
 again as they are."""
 SAMPLINGS = ("none", "sqrt")
 STATUSES = ("ok", "oom", "thrash", "assert")
@@ -235,7 +235,7 @@ def run_log(
     if semantics == "simrd" and room != "heuristic":
         raise ValueError(f"room is {room!r}; allowed with semantics 'simrd': heuristic")
     if space == "bytes" and placement != PLACEMENTS[0]:
-        raise ValueError(f"placement is {placement!r}; allowed with space 'bytes': best_fit")
+        raise ValueError(f"placement is {placement!r}; allowed with space 'bytes': best-fit")
     rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
     options = ffi.new("dtr_simulation_options *")
     parts = rule.heuristic

@@ -5,17 +5,24 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ContextDecorator
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
 
 from dtr_alloc import costs, pools, report, torch_versions
 from dtr_alloc.advise.at_exit import write_at_exit
-from dtr_alloc.config import BUDGET_FORMS, Budget, Config, ConfigError, given_settings, load_config
+from dtr_alloc.config import (
+    BUDGET_FORMS,
+    Budget,
+    ConfigError,
+    GivenSettings,
+    Settings,
+    given_settings,
+)
 from dtr_alloc.core import DriverError, StateError, check, ffi, lib
 from dtr_alloc.records import Kept, Rows, Stats
 from dtr_alloc.torch.kept import kept as _kept
@@ -61,7 +68,12 @@ def _refuse_if_cuda_is_in_use() -> None:
         )
 
 
-def enable(budget: object = None, *, exist_ok: bool = False, **settings: object) -> None:
+def enable(
+    budget: int | str | Budget | None = None,
+    *,
+    exist_ok: bool = False,
+    **settings: Unpack[Settings],
+) -> None:
     """Holds this process to a memory budget from now on.
 
     Args:
@@ -83,29 +95,19 @@ def enable(budget: object = None, *, exist_ok: bool = False, **settings: object)
     working: ``torch.cuda.memory_allocated`` and its relatives tell of our pools, and
     ``torch.cuda.set_per_process_memory_fraction`` can narrow the budget.
     """
-    given = given_settings(budget=budget, **settings).keys()
-    if not {"budget", "log", "trace"} & given:
+    given = given_settings(budget=budget, **settings)
+    if not given.is_session:
         raise ConfigError("the argument budget", budget, f"{BUDGET_FORMS}; or set DTR_ALLOC_BUDGET")
-    config = load_config(budget=budget, **settings)
     with _state:
         if exist_ok and is_enabled():
             disable()
-        _enable(config, _is_light(given))
+        enable_with(given)
 
 
-def enable_from_environment(**settings: object) -> None:
-    """enable() with DTR_ALLOC_*, and settings that have no variable: the ``torch.backends`` entry
-    point calls this."""
-    _enable(load_config(**settings), _is_light(given_settings().keys()))
-
-
-def _is_light(given: Iterable[str]) -> bool:
-    """Whether these settings ask for a trace and nothing else that needs the recorder."""
-    return "trace" in given and not {"budget", "log"} & set(given)
-
-
-def _enable(config: Config, light: bool) -> None:
+def enable_with(given: GivenSettings) -> None:
+    """enable() with settings that have been read: the ``torch.backends`` entry point calls this."""
     global _runtime
+    config = given.config
     with _state:
         if is_enabled():
             assert _runtime is not None
@@ -127,7 +129,7 @@ def _enable(config: Config, light: bool) -> None:
             if _runtime is None:
                 _runtime = Runtime(config, device_type)
                 atexit.register(_write_costs_at_exit)
-            _runtime.start(config, file, light)
+            _runtime.start(config, file, given.is_light)
         if _runtime.log is not None:
             atexit.unregister(_close_log)
             atexit.register(_close_log)
@@ -186,7 +188,9 @@ class _Exit:
 class session(ContextDecorator):
     """``enable`` on entry, ``disable`` on exit."""
 
-    def __init__(self, budget: object = None, **settings: object) -> None:
+    def __init__(
+        self, budget: int | str | Budget | None = None, **settings: Unpack[Settings]
+    ) -> None:
         self._budget = budget
         self._settings = settings
         self._is_to_end = False
@@ -225,7 +229,7 @@ def active() -> Runtime:
     return _runtime
 
 
-def set_budget(budget: object) -> None:
+def set_budget(budget: int | str | Budget) -> None:
     """Changes the budget. A smaller one evicts at once.
 
     Raises torch.OutOfMemoryError, and keeps the old budget, if what cannot be evicted does not fit.

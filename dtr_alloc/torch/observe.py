@@ -21,6 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from dtr_alloc.advise.advice import Advice, advise, ways_to_fit
+from dtr_alloc.config import Budget
 from dtr_alloc.core import ffi, lib
 from dtr_alloc.records import Observed
 from dtr_alloc.torch import api
@@ -113,7 +114,7 @@ def suggest(
     *,
     steps: int = 5,
     device: str = "auto",
-    budget: object = "unlimited",
+    budget: int | str | Budget = "unlimited",
 ) -> Advice:
     """Makes training steps, and says which budget the job could do with.
 

@@ -6,7 +6,7 @@ import pytest
 from native_fixtures import ROOT, compile_cpp
 from native_pool import KIB, Invalid, NativePool
 
-POLICIES = {"best_fit": 0, "first_fit": 1, "two_ended": 2, "size_classes": 3}
+POLICIES = {"best-fit": 0, "first-fit": 1, "two-ended": 2, "size-classes": 3}
 NONE, EXPENSIVE, CHEAP = 0, 1, 2
 
 

@@ -48,7 +48,7 @@ STEPS = st.one_of(st.tuples(SIZES, st.sampled_from([0, 7])), st.integers(0, 63))
 SCRIPTS = st.lists(STEPS, max_size=60)
 BUDGETS = st.one_of(st.none(), st.integers(MIB, 200 * MIB))
 OPTIONS = {
-    "ours": st.fixed_dictionaries({}, optional={"placement": st.sampled_from(PLACEMENTS)}),
+    "dtr": st.fixed_dictionaries({}, optional={"placement": st.sampled_from(PLACEMENTS)}),
     "pytorch": st.fixed_dictionaries(
         {},
         optional={
@@ -133,7 +133,7 @@ def test_blocks_and_holes_tile_what_is_reserved(model, script, budget):
 @given(script=SCRIPTS, budget=BUDGETS)
 def test_first_fit_equals_brute_force(script, budget):
     trace = trace_of(script)
-    result = run_model(trace, "first_fit", budget, placements=True)
+    result = run_model(trace, "first-fit", budget, placements=True)
     end = NO_LIMIT if budget is None else budget // 512 * 512
     live, born, places = {}, {}, array("Q")
     for row, kind in enumerate(trace.kind):
@@ -190,13 +190,13 @@ def test_bins_hold_each_power_of_two_and_stream_as_often_as_it_was_in_use_at_onc
             peaks[key] = max(peaks.get(key, 0), now[key])
         else:
             now[live.pop(trace.address[row])] -= 1
-    result = run_model(trace, "power_of_two")
+    result = run_model(trace, "pow2")
     assert result.peak_reserved_bytes == sum(power * n for (power, _), n in peaks.items())
 
 
 def test_a_failure_says_where_and_what_remained():
     trace = trace_of([(30 * MIB, 0), (30 * MIB, 0), 0, (40 * MIB, 0)])
-    result = run_model(trace, "first_fit", 80 * MIB)
+    result = run_model(trace, "first-fit", 80 * MIB)
     assert (result.completed, result.failed_event, result.failed_bytes) == (False, 3, 40 * MIB)
     assert result.lost_at_failure_bytes == 50 * MIB
     assert list(result.holes) == [30 * MIB]
@@ -234,7 +234,7 @@ def test_a_block_that_moved_is_one_allocation():
     trace.add(Kind.ALLOCATE, address=1 << 20, size_bytes=500)
     trace.add(Kind.FREE, address=2 << 20)
     trace.validate()
-    result = run_model(trace, "first_fit", placements=True)
+    result = run_model(trace, "first-fit", placements=True)
     assert result.peak_live_bytes == 1500
     assert list(result.placements) == [2 * MIB, 2 * MIB + 1024]
     assert len(trace.lifetimes().start) == 2
@@ -261,23 +261,23 @@ def test_a_trace_that_makes_no_sense_is_refused_by_the_event(rows, message):
     for kind, address in rows:
         trace.add(kind, address=address, size_bytes=8)
     with pytest.raises(ValueError, match=message):
-        run_model(trace, "first_fit")
+        run_model(trace, "first-fit")
 
 
 @pytest.mark.parametrize(
     ("model", "budget", "options", "message"),
     [
-        ("bump", None, {}, "model is 'bump'; allowed: ours"),
+        ("bump", None, {}, "model is 'bump'; allowed: dtr"),
         ("paging", -1, {}, "budget_bytes is -1; allowed"),
         ("paging", None, {"page_bytes": 0}, "page_bytes is 0; allowed: 1 or more"),
         ("paging", None, {"page_bytes": "2"}, "page_bytes is '2'"),
-        ("first_fit", None, {"page_bytes": 2}, "has no option 'page_bytes'; allowed: none"),
+        ("first-fit", None, {"page_bytes": 2}, "has no option 'page_bytes'; allowed: none"),
         ("pytorch", None, {"max_split_bytes": 1}, "max_split_bytes is 1; allowed: 20 MiB"),
         ("pytorch", None, {"roundup_power2_divisions": 3}, "is 3; allowed: powers of two"),
         ("pytorch", None, {"collect_threshold": 1.0}, "allowed: from 0"),
-        ("ours", 0, {"chunk_bytes": 3}, "chunk_bytes"),
-        ("ours", None, {"placement": 1}, "placement is 1; allowed: best_fit, first_fit"),
-        ("pytorch", None, {"placement": "first_fit"}, "has no option 'placement'"),
+        ("dtr", 0, {"chunk_bytes": 3}, "chunk_bytes"),
+        ("dtr", None, {"placement": 1}, "placement is 1; allowed: best-fit, first-fit"),
+        ("pytorch", None, {"placement": "first-fit"}, "has no option 'placement'"),
     ],
 )
 def test_options_that_are_none_are_refused_by_name(model, budget, options, message):
@@ -303,13 +303,13 @@ def test_our_heap_places_as_it_is_told():
         result = run_model(trace, model, 100 * MIB, placements=True, **options)
         return result.placements[-1] - result.placements[0]
 
-    for options in ({}, {"placement": "best_fit"}, {"placement": "two_ended"}):
-        assert begins_at("ours-fixed", **options) == 42 * MIB
-    assert begins_at("ours-fixed", placement="first_fit") == 0
-    assert begins_at("ours-first-fit") == begins_at("ours", placement="first_fit") == 0
+    for options in ({}, {"placement": "best-fit"}, {"placement": "two-ended"}):
+        assert begins_at("dtr-fixed", **options) == 42 * MIB
+    assert begins_at("dtr-fixed", placement="first-fit") == 0
+    assert begins_at("dtr-first-fit") == begins_at("dtr", placement="first-fit") == 0
     rounded = [
         run_model(trace_of([(33 * MIB, 0)]), model).peak_used_bytes
-        for model in ("ours", "ours-size-classes")
+        for model in ("dtr", "dtr-size-classes")
     ]
     assert rounded == [33 * MIB, 36 * MIB]
 
@@ -325,3 +325,12 @@ def test_segment_addresses_are_those_of_the_trace():
     trace.add(Kind.SEGMENT_ALLOCATE, address=5, size_bytes=1)
     trace.add(Kind.SEGMENT_ALLOCATE, address=9, size_bytes=1, device=1)
     assert list(models.segment_addresses(trace)) == [5]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("ours", "dtr"), ("ours-first-fit", "dtr-first-fit"), ("power_of_two", "pow2")],
+)
+def test_a_model_is_found_by_the_name_that_it_had(old, new):
+    trace = trace_of([])
+    assert run_model(trace, old).model == new

@@ -34,9 +34,9 @@ def run(prepared, model, budget=None, **options):
 
 
 def test_a_run_has_the_measures_of_its_heap():
-    row = run(Prepared(comb()), "first_fit", smallest=True)
+    row = run(Prepared(comb()), "first-fit", smallest=True)
     found = row.measures
-    assert found.name == "first_fit"
+    assert found.name == "first-fit"
     assert found.peak_live_bytes == found.peak_reserved_bytes == 256 * KIB
     assert found.utilization == 1
     assert found.max_lost_bytes == 128 * KIB
@@ -52,17 +52,17 @@ def test_a_run_has_the_measures_of_its_heap():
 
 
 def test_a_run_that_fails_is_described_up_to_its_failure():
-    row = run(Prepared(comb()), "first_fit", 200 * KIB)
+    row = run(Prepared(comb()), "first-fit", 200 * KIB)
     assert not row.measures.completed
     assert row.request_bytes == 64 * KIB
     assert row.measures.worst_event == 3
-    assert row.measures.name == "first_fit in 200.00 KiB"
+    assert row.measures.name == "first-fit in 200.00 KiB"
     assert len(row.blocks) == 3
     assert set(row.blocks.end) == {3}
 
 
 def test_a_run_in_a_budget_that_holds_nothing_has_no_peaks():
-    row = run(Prepared(comb()), "first_fit", KIB)
+    row = run(Prepared(comb()), "first-fit", KIB)
     assert not row.measures.completed
     assert row.measures.peak_live_bytes == 0
     assert row.measures.utilization is None
@@ -100,7 +100,7 @@ def test_what_was_there_when_the_recording_began_is_one_moment(events, lost):
     assert found.measures.counts["allocations"] == events.count((Kind.ALLOCATE, 2))
 
 
-@pytest.mark.parametrize("model", ["first_fit", "ours"])
+@pytest.mark.parametrize("model", ["first-fit", "dtr"])
 def test_what_was_there_when_the_recording_began_is_one_moment_of_a_model(model):
     row = run(Prepared(from_midjob((Kind.FREE, 0), (Kind.FREE, 1))), model)
     lost = [*map(int.__sub__, row.series.reserved_bytes, row.series.live_bytes)]
@@ -110,7 +110,7 @@ def test_what_was_there_when_the_recording_began_is_one_moment_of_a_model(model)
 
 
 def test_a_model_that_fails_before_the_recording_begins_is_described_up_to_there():
-    row = run(Prepared(from_midjob((Kind.FREE, 0))), "first_fit", 5 * MIB)
+    row = run(Prepared(from_midjob((Kind.FREE, 0))), "first-fit", 5 * MIB)
     assert not row.measures.completed
     assert (row.measures.peak_live_bytes, row.measures.max_lost_bytes) == (4 * MIB, 0)
     assert list(row.series.event) == [1]
@@ -181,7 +181,7 @@ def test_a_table_has_all_of_each_number_in_a_narrow_terminal_and_in_a_file(is_te
     print_table(Console(file=text, width=60, force_terminal=is_terminal, color_system=None), table)
     lines = text.getvalue().splitlines()
     assert "…" not in text.getvalue()
-    assert sum("ours-fixed in" in line for line in lines) == (4 if is_terminal else 1)
+    assert sum("dtr-fixed in" in line for line in lines) == (4 if is_terminal else 1)
     assert (max(map(len, lines)) <= 60) == is_terminal
     words = text.getvalue().split()
     for column in table.columns[1:]:
@@ -204,7 +204,7 @@ def test_budgets_are_parts_of_the_peak_or_sizes(tmp_path):
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--model", "pitorch", "there is no model 'pitorch' for --model; allowed: all, none, ours"),
+        ("--model", "pitorch", "there is no model 'pitorch' for --model; allowed: all, none, dtr"),
         ("--budget", "much", "no size or ratio in budget 'much'"),
     ],
 )

@@ -36,7 +36,7 @@ def test_every_model_is_run_at_every_budget(tmp_path):
 
 def test_options_go_to_the_models_that_have_them():
     done = call(
-        *(HISTORY, "--model", "pytorch,first_fit", "--set", "max_split_bytes=20MiB"),
+        *(HISTORY, "--model", "pytorch,first-fit", "--set", "max_split_bytes=20MiB"),
         *("--smallest", "--json", "-"),
     )
     assert done.exit_code == 0, done.output
@@ -60,7 +60,7 @@ def test_the_model_is_compared_with_what_was_recorded():
     [
         (("--model", "bump"), "there is no model 'bump'"),
         (("--set", "page_bytes"), "allowed: NAME=VALUE"),
-        (("--model", "first_fit", "--set", "page_bytes=1MiB"), "names none"),
+        (("--model", "first-fit", "--set", "page_bytes=1MiB"), "names none"),
         (("--set", "page_bytes=much"), "--set page_bytes: "),
         (("--set", "roundup_power2_divisions=3"), "allowed: powers of two"),
         (("--compare", "--model", "paging"), "--compare is for pytorch"),

@@ -57,7 +57,7 @@ def test_what_is_evicted_beyond_the_need_is_left_and_not_lost():
     assert (run.forced, run.lost_bytes, run.left_bytes) == (1, 0, 5 * UNIT)
 
 
-@pytest.mark.parametrize(("placement", "requests"), [("best_fit", 1), ("two_ended", 0)])
+@pytest.mark.parametrize(("placement", "requests"), [("best-fit", 1), ("two-ended", 0)])
 def test_cheap_results_at_one_end_leave_one_hole_behind(placement, requests):
     """Dear and cheap ones take turns. When the cheap ones have died, half of the heap is free."""
     log = Log()
@@ -73,9 +73,9 @@ def test_cheap_results_at_one_end_leave_one_hole_behind(placement, requests):
 
 
 def test_a_placement_is_for_a_heap():
-    with pytest.raises(ValueError, match="placement is 'first_fit'; allowed with space 'bytes'"):
-        measures(crowded(), placement="first_fit")
-    with pytest.raises(ValueError, match="placement is 'low'; allowed: best_fit, first_fit"):
+    with pytest.raises(ValueError, match="placement is 'first-fit'; allowed with space 'bytes'"):
+        measures(crowded(), placement="first-fit")
+    with pytest.raises(ValueError, match="placement is 'low'; allowed: best-fit, first-fit"):
         measures(crowded(), space="fixed", chunk_bytes=UNIT, placement="low")
 
 

@@ -4,6 +4,7 @@ Needs nothing: the programs that run here do not import torch (tests/torch/test_
 that do), and each runs in a process of its own.
 """
 
+import ast
 import json
 import os
 import signal
@@ -123,6 +124,14 @@ def test_a_wrong_option_names_itself_its_value_and_what_is_allowed(script):
     assert "--device is 'tpu'; allowed: auto, cuda, cpu" in result.stderr
 
 
+def test_run_has_an_option_for_each_setting_but_the_checks():
+    from dtr_alloc.cli.run import command as run
+
+    options = {option.name for option in run.params}
+    assert set(config.FIELDS) - options == {"debug"}
+    assert set(config.Settings.__annotations__) | {"budget"} == set(config.FIELDS)
+
+
 def test_an_empty_option_is_a_mistake(script):
     result = command("run", "--budget", "", script(SHOW), environ={"DTR_ALLOC_BUDGET": "1GiB"})
     assert result.returncode == 2
@@ -184,6 +193,16 @@ class TestJobsThatNeverImportTorch:
         script("print(__name__)", "__main__.py")
         result = command("run", "--budget", "1GiB", str(tmp_path / "jobs"))
         assert (result.returncode, result.stdout) == (0, "__main__\n")
+
+    def test_processes_of_the_job_inherit_its_settings(self, script):
+        show = (
+            "import os; print({n[10:]: v for n, v in os.environ.items() if n[:10] == 'DTR_ALLOC_'})"
+        )
+        given = {"budget": "1GiB", "swap": "2GiB", "thrash": "off", "trust": "mine", "ranks": "off"}
+        options = [word for name, value in given.items() for word in (f"--{name}", value)]
+        result = command("run", *options, "--progress", script(show))
+        inherited = {name.upper(): value for name, value in {**given, "progress": "True"}.items()}
+        assert ast.literal_eval(result.stdout) == inherited
 
     @pytest.mark.parametrize(("code", "status"), [("7", 7), ("", 0), ("'text'", 1)])
     def test_exit_codes_pass_through(self, script, code, status):

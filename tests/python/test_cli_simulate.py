@@ -128,10 +128,10 @@ def test_a_fixed_heap_loses_more_than_one_whose_chunks_move():
 
 
 def test_a_placement_is_for_a_heap():
-    arguments = (UNET, "--semantics", "runtime", "--budget", "0.7", "--placement", "two_ended")
+    arguments = (UNET, "--semantics", "runtime", "--budget", "0.7", "--placement", "two-ended")
     (found,) = rows(simulate(*arguments, "--space", "fixed", "--json", "-").stdout)
-    assert found["placement"] == "two_ended"
-    assert "--placement two_ended needs --space heap or fixed" in simulate(*arguments).stderr
+    assert found["placement"] == "two-ended"
+    assert "--placement two-ended needs --space heap or fixed" in simulate(*arguments).stderr
 
 
 def test_a_sample_has_a_row_for_each_seed():

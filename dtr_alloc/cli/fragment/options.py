@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dtr_alloc.fragment.models import MODELS
+from dtr_alloc.fragment.models import MODELS, current_name
 from dtr_alloc.output_file import beside
 from dtr_alloc.simulation import simulate
 
@@ -52,7 +52,7 @@ budgets_option = click.option(
 
 def models_of(given: Sequence[str]) -> list[str]:
     """What --model says. Raises click.UsageError."""
-    names = [name.strip() for text in given for name in text.split(",")]
+    names = [current_name(name.strip()) for text in given for name in text.split(",")]
     found = list(MODELS) if "all" in names else [name for name in names if name != "none"]
     for name in found:
         if name not in MODELS:
