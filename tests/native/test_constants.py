@@ -3,22 +3,20 @@
 Needs the native build. The fixture checks at the end that nothing was left behind.
 """
 
-from toy import CONSTANT, MUTATE, WORDS, release
+from toy import CONSTANT, MUTATE, WORDS, line, release
 
 
 class TestConstants:
     def test_parameters_are_never_evicted(self, make_toy):
         toy = make_toy(pages=8)
-        x = toy.unseen(WORDS)
-        weight = toy.one("init", x)
+        _, weight = line(toy, "init")
         for i in range(20):
             toy.one("f", (weight, CONSTANT), parameter=i)
         assert not weight.evicted
         assert not toy.evict(weight)
 
     def test_a_parameter_that_was_evicted_comes_back_and_stays(self, toy):
-        x = toy.unseen(WORDS)
-        weight = toy.one("init", x)
+        _, weight = line(toy, "init")
         assert toy.evict(weight)
         toy.one("f", (weight, CONSTANT))
         assert weight.is_right()
@@ -40,9 +38,7 @@ class TestConstants:
         assert toy.stats().live_ops == 0
 
     def test_a_resident_dependent_ends_the_settling(self, toy):
-        weight = toy.unseen(WORDS)
-        y = toy.one("f", weight)
-        z = toy.one("g", y)
+        weight, y, z = line(toy, "f", "g")
         toy.run("update_", (weight, MUTATE))
         assert not toy.evict(y)
         assert toy.evict(z)
@@ -73,8 +69,7 @@ class TestConstants:
 class TestPins:
     def test_pinned_storages_stay_until_unpinned_as_often(self, make_toy):
         toy = make_toy(pages=8)
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        x, y = line(toy, "f")
         toy.pin(y)
         toy.pin(y)
         for i in range(20):
@@ -88,8 +83,7 @@ class TestPins:
         assert toy.evict(y)
 
     def test_a_pin_follows_the_buffer_to_its_next_version(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         toy.pin(y)
         toy.run("add_", (y, MUTATE))
         assert not toy.evict(y)
@@ -97,8 +91,7 @@ class TestPins:
         assert toy.evict(y)
 
     def test_an_escaped_storage_is_a_constant_for_good(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         toy.pin(y, escaped=True)
         assert not toy.evict(y)
         assert not toy.unpin(y)

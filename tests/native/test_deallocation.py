@@ -5,23 +5,19 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 
 import pytest
 from native_pool import check, lib
-from toy import CONSTANT, DEALLOCS, MUTATE, PAGE, WORDS, release
+from toy import CONSTANT, DEALLOCS, MUTATE, PAGE, WORDS, line, release
 
 
 class TestDeath:
     def test_a_dead_storage_without_dependents_vanishes(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, _, z = line(toy, "f", "g")
         assert toy.stats().live_storages == 3
         z.release()
         assert toy.stats().live_storages == 2
         assert toy.stats().live_ops == 1
 
     def test_a_dead_storage_with_dependents_gives_its_memory_back_at_once(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         blocks = toy.pool.stats().live_blocks
         y.release()
         assert toy.pool.stats().live_blocks == blocks - 1
@@ -31,9 +27,7 @@ class TestDeath:
         assert toy.recomputed == ["f", "g"]
 
     def test_an_evicted_storage_may_die(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         assert toy.evict(y)
         y.release()
         assert toy.stats().live_storages == 3
@@ -72,8 +66,7 @@ class TestDeath:
 
     def test_a_kept_constant_goes_when_what_needed_it_is_back(self, toy):
         """Each gradient was kept for an evicted momentum buffer, step after step."""
-        x = toy.unseen(WORDS)
-        momentum = toy.one("f", x)
+        _, momentum = line(toy, "f")
         gradients = []
         for step in range(4):
             gradients.append(toy.unseen(WORDS, seed=step))
@@ -129,8 +122,7 @@ class TestDeath:
 class TestEveryDeallocationPolicy:
     def test_what_nothing_depends_on_goes_at_once(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        x, y = line(toy, "f")
         y.release()
         assert toy.pool.stats().live_blocks == 1
         assert toy.stats().live_storages == 1
@@ -160,9 +152,7 @@ class TestEveryDeallocationPolicy:
 
     def test_evicting_and_materializing_by_hand_work(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         assert toy.evict(y)
         assert toy.evict(z)
         y.release()
@@ -175,9 +165,7 @@ class TestEveryDeallocationPolicy:
 
     def test_reset_gives_the_memory_of_dead_storages_back(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        x, y, z = line(toy, "f", "g")
         toy.one("h", z)
         toy.evict(z)
         release(x, y)
@@ -190,8 +178,7 @@ class TestEveryDeallocationPolicy:
 
     def test_overwritten_versions_leave_the_next_one_evictable(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         toy.run("relu_", (y, MUTATE))
         toy.run("relu_", (y, MUTATE))
         for _ in range(2):
@@ -203,9 +190,7 @@ class TestEveryDeallocationPolicy:
     def test_a_pin_ends_with_what_was_pinned(self, make_toy, dealloc):
         """A dead storage cannot be unpinned, so the ghost that it becomes must not be pinned."""
         toy = make_toy(pages=8, dealloc=dealloc)
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         toy.pin(y)
         assert toy.evict(z)
         y.release()
@@ -218,9 +203,7 @@ class TestEveryDeallocationPolicy:
 class TestIgnore:
     def test_a_dead_storage_with_dependents_keeps_its_memory(self, make_toy):
         toy = make_toy(dealloc="ignore")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         y.release()
         toy.verify()
         assert toy.pool.stats().live_blocks == 3
@@ -232,9 +215,7 @@ class TestIgnore:
 
     def test_it_is_evicted_when_room_is_short(self, make_toy):
         toy = make_toy(pages=8, dealloc="ignore")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         y.release()
         toy.pin(z)
         large = toy.unseen(6 * WORDS)
@@ -248,9 +229,7 @@ class TestIgnore:
 
     def test_a_ghost_that_a_rematerialization_used_is_evicted_too(self, make_toy):
         toy = make_toy(pages=8, dealloc="ignore")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         y.release()
         toy.evict(z)
         toy.materialize(z)  # now y has a handle
@@ -264,8 +243,7 @@ class TestIgnore:
 
     def test_a_dead_constant_is_kept_while_something_depends_on_it(self, make_toy):
         toy = make_toy(dealloc="ignore")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        x, y = line(toy, "f")
         x.release()
         assert toy.stats().kept_constant_bytes == PAGE
         assert toy.evict(y)
@@ -275,9 +253,7 @@ class TestIgnore:
 
     def test_what_an_operator_overwrote_when_its_buffer_went_is_not_kept(self, make_toy):
         toy = make_toy(dealloc="ignore")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
 
         def resize(operator):
             toy.write(y, b"garbage!")
@@ -294,9 +270,7 @@ class TestIgnore:
 class TestBanish:
     def test_a_dead_storage_whose_dependents_are_resident_goes_for_good(self, make_toy):
         toy = make_toy(dealloc="banish")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         y.release()
         assert toy.stats().banished == 1
         assert toy.stats().live_ops == 0
@@ -315,8 +289,7 @@ class TestBanish:
 
     def test_an_evicted_dependent_keeps_it_as_a_ghost(self, make_toy):
         toy = make_toy(dealloc="banish")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         first, second = toy.one("g", y), toy.one("h", y)
         for tensor in (first, second):
             assert toy.evict(tensor)
@@ -338,9 +311,7 @@ class TestBanish:
 
     def test_a_ghost_that_waits_may_be_evicted(self, make_toy):
         toy = make_toy(pages=8, dealloc="banish")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         assert toy.evict(z)
         y.release()
         toy.unseen(7 * WORDS).release()
@@ -353,8 +324,7 @@ class TestBanish:
 
     def test_it_is_tried_again_when_the_evicted_dependent_dies(self, make_toy):
         toy = make_toy(dealloc="banish")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         resident, evicted = toy.one("g", y), toy.one("h", y)
         assert toy.evict(evicted)
         y.release()
@@ -366,9 +336,7 @@ class TestBanish:
 
     def test_an_evicted_storage_that_dies_goes_as_well(self, make_toy):
         toy = make_toy(dealloc="banish")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         assert toy.evict(y)
         y.release()
         assert toy.stats().banished == 1
@@ -377,8 +345,7 @@ class TestBanish:
 
     def test_one_evicted_result_of_several_keeps_it(self, make_toy):
         toy = make_toy(dealloc="banish")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         parts = toy.run("split", y, results=[WORDS] * 3)
         assert toy.evict(parts[1])
         y.release()
@@ -393,10 +360,7 @@ class TestBanish:
     def test_it_waits_for_a_dependent_that_an_operator_is_overwriting(self, make_toy):
         """As a constant, the old content would be lost for what else depends on it."""
         toy = make_toy(dealloc="banish")
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
-        below = toy.one("h", z)
+        _, y, z, below = line(toy, "f", "g", "h")
         assert toy.evict(below)
         seen = []
 

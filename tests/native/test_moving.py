@@ -10,15 +10,14 @@ import threading
 import pytest
 from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, CUDA, LARGE, A, B
-from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORD, WORDS, Toy, all_right, by_name, release
+from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORD, WORDS, Toy, all_right, by_name, line, release
 
 CHUNKS = 64 << 10  # of the fixed pools
 
 
 class TestWhatMoves:
     def test_a_result_and_its_views_go_together(self, toy):
-        source = toy.unseen(WORDS)
-        x = toy.one("f", source, words=WORDS)
+        _, x = line(toy, "f")
         head, tail = toy.view(x, 0, 100), toy.view(x, WORDS - 100, 100)
         before = x.address
         assert toy.move(x)
@@ -65,8 +64,7 @@ class TestWhatMoves:
     @pytest.mark.parametrize("dealloc", ["ignore", "lazy"])
     def test_dead_storages_that_came_back_do(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
-        source = toy.unseen(WORDS)
-        first = toy.one("first", source, words=WORDS)
+        source, first = line(toy, "first")
         assert toy.evict(first), "memory is short"
         x = toy.one("x", source, words=WORDS)
         y = toy.one("y", x, words=WORDS)
@@ -161,8 +159,7 @@ class TestPlaces:
         assert toy.stats().evictions == 0
 
     def test_a_range_is_avoided(self, toy):
-        source = toy.unseen(WORDS)
-        x = toy.one("f", source, words=WORDS)
+        _, x = line(toy, "f")
         low = min(block.address for block in toy.pool.snapshot())
         assert toy.move(x, low, low + 20 * PAGE)
         assert x.address >= low + 20 * PAGE
@@ -171,14 +168,12 @@ class TestPlaces:
         assert all_right(toy, x)
 
     def test_small_ones_have_theirs(self, toy):
-        source = toy.unseen(128)
-        x = toy.one("f", source, words=128)
+        _, x = line(toy, "f", words=128)
         assert not toy.move(x)
 
     def test_what_was_swapped_moves_once_it_is_back(self, make_toy):
         toy = make_toy(swap_bytes=64 * PAGE)
-        source = toy.unseen(WORDS)
-        x = toy.one("f", source, words=WORDS)
+        source, x = line(toy, "f")
         assert toy.evict(source)
         assert not toy.move(source)
         toy.materialize(source)
@@ -513,8 +508,7 @@ class TestOnStreams:
         """A library writes on a stream of its own, and says so by record_stream."""
         toy = make_stream_toy(12)
         with toy.on(A):
-            source = toy.unseen(LARGE)
-            x = toy.one("x", source, words=LARGE)
+            _, x = line(toy, "x", words=LARGE)
             toy.wait(B, A)
             fake_cuda.launch(B, x.address, LARGE * WORD)
             toy.pool.record_stream(x.address, B)
@@ -526,8 +520,7 @@ class TestOnStreams:
         toy = make_stream_toy(12)
         fake_cuda.hold(2)  # copies at once, work late
         with toy.on(A):
-            source = toy.unseen(LARGE)
-            x = toy.one("x", source, words=LARGE)
+            source, x = line(toy, "x", words=LARGE)
             for seed in range(10):
                 toy.move_some(seed, 2)
                 assert x.is_right()
@@ -551,8 +544,7 @@ class TestOnStreams:
 
 def test_a_driver_that_fails_leaves_the_content_where_it_was(fake_cuda):
     toy = Toy(NativePool("cuda", budget=8 * CHUNK), device=CUDA, grain=4096)
-    source = toy.unseen(LARGE)
-    x = toy.one("f", source, words=LARGE)
+    source, x = line(toy, "f", words=LARGE)
     failed, told = set(), 0
     # Where it goes at first has no memory yet; then two places have.
     for call in [*range(1, 12), *range(1, 100)]:

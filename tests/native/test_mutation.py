@@ -5,14 +5,12 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 
 import pytest
 from native_pool import OutOfMemory, lib
-from toy import MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, chain
+from toy import MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, chain, line
 
 
 class TestMutation:
     def test_a_mutation_makes_a_new_version_and_old_dependents_still_get_old_content(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        before = toy.one("g", y)
+        x, y, before = line(toy, "f", "g")
         toy.run("add_", (y, MUTATE), parameter=1)
         toy.run("add_", (y, MUTATE), x, parameter=2)
         after = toy.one("g", y)
@@ -26,8 +24,7 @@ class TestMutation:
             toy.verify()
 
     def test_aliases_share_one_storage_and_its_versions(self, toy):
-        x = toy.unseen(WORDS)
-        whole = toy.one("f", x)
+        _, whole = line(toy, "f")
         left, right = toy.view(whole, 0, WORDS // 2), toy.view(whole, WORDS // 2, WORDS // 2)
         assert left.handle == right.handle == whole.handle
         sum_before = toy.one("sum", whole)
@@ -46,8 +43,7 @@ class TestMutation:
         assert toy.content(left) == left.expected()
 
     def test_a_view_of_an_evicted_storage_needs_no_data(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         toy.evict(y)
         part = toy.view(y, 16, 32)
         assert part.evicted
@@ -56,8 +52,7 @@ class TestMutation:
         assert toy.content(part) == part.expected()
 
     def test_one_operator_may_overwrite_two_views_of_one_storage(self, toy):
-        x = toy.unseen(WORDS)
-        whole = toy.one("f", x)
+        _, whole = line(toy, "f")
         left, right = toy.view(whole, 0, WORDS // 2), toy.view(whole, WORDS // 2, WORDS // 2)
         toy.run("swap_", (left, MUTATE), (right, MUTATE))
         toy.verify()
@@ -65,8 +60,7 @@ class TestMutation:
         assert toy.content(whole) == whole.expected()
 
     def test_an_overwrite_of_everything_forgets_the_old_content(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        x, y = line(toy, "f")
         toy.run("copy_", (y, WRITE_ONLY), x)
         assert toy.stats().live_ops == 1
         toy.evict(y)
@@ -123,8 +117,7 @@ class TestMutation:
         assert toy.evict(x)
 
     def test_an_overwrite_of_a_part_keeps_the_rest(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         half = toy.view(y, 0, WORDS // 2)
         toy.run("fill_", (half, WRITE_ONLY), parameter=3)
         toy.evict(y)
@@ -142,17 +135,14 @@ class TestMutation:
         assert not toy.evict(statistics)
 
     def test_a_mutation_that_cannot_be_recomputed_makes_a_constant(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         toy.run("receive_", (y, MUTATE), recomputable=False)
         assert not toy.evict(y)
         assert toy.evict(z)
         assert toy.content(z) == z.expected()
 
     def test_a_mutation_of_an_evicted_storage_brings_it_back_first(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         toy.evict(y)
         toy.run("add_", (y, MUTATE))
         assert y.is_right()
@@ -178,9 +168,7 @@ class TestWhatBecomesConstantWhileItIsOverwritten:
     def test_because_the_same_operator_overwrites_what_it_was_computed_from(
         self, toy, weight_first
     ):
-        weight = toy.unseen(WORDS)
-        y = toy.one("f", weight)
-        z = toy.one("g", y)
+        weight, y, z = line(toy, "f", "g")
         assert toy.evict(z)
         both = [(weight, MUTATE), (y, MUTATE)]
         toy.run("foreach_", *(both if weight_first else reversed(both)))

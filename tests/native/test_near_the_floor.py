@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from native_pool import lib
 from programs import Model
-from toy import WORDS
+from toy import WORDS, line
 
 from bench.studies.log import Log
 from dtr_alloc import oplog
@@ -29,8 +29,7 @@ class TestUnneededStorages:
     def test_an_unneeded_one_goes_before_the_living(self, make_toy, needed):
         """By the score alone the larger storage, which lives, would go first."""
         toy = make_toy(pages=8, heuristic="largest", room=lib.DTR_ROOM_SINGLE)
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         z, w = toy.one("g", y, words=2 * WORDS), toy.one("h", y)
         y.release()
         assert toy.evict(z)
@@ -48,8 +47,7 @@ class TestUnneededStorages:
     def test_need_reaches_through_what_is_dead_and_evicted(self, make_toy):
         """x, y, z, of which only z lives and is evicted: it needs all that it begins with."""
         toy = make_toy(pages=8, heuristic="largest")
-        x = toy.unseen(WORDS)
-        first = toy.one("f", x)
+        _, first = line(toy, "f")
         second, other = toy.one("g", first), toy.one("o", first, words=2 * WORDS)
         z = toy.one("h", second)
         for tensor in (other, z):

@@ -19,6 +19,7 @@ from toy import (
     assert_no_locks,
     fail,
     fail_once,
+    line,
     release,
 )
 
@@ -70,9 +71,7 @@ class TestFailure:
         """Found by the model: the old version that a step was about to overwrite became a
         constant, so that what else depended on it was lost."""
         toy = make_toy(pages=8)
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        early = toy.one("g", y)
+        x, y, early = line(toy, "f", "g")
         wide = toy.one("pop_", (y, MUTATE), words=4 * WORDS)
         for tensor in (early, wide, y):
             assert toy.evict(tensor)
@@ -88,8 +87,7 @@ class TestFailure:
             toy.verify()
 
     def test_a_failing_operator_leaves_no_lock(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        x, y = line(toy, "f")
         blocks = toy.pool.stats().live_blocks
         with pytest.raises(Failure):
             toy.one("g", x, y, fails=fail)
@@ -99,9 +97,7 @@ class TestFailure:
         toy.one("g", x, y).release()
 
     def test_what_a_failing_operator_overwrote_is_a_constant_of_unknown_content(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         with pytest.raises(Failure):
             toy.run("add_", (y, MUTATE), fails=fail)
         toy.verify()
@@ -132,8 +128,7 @@ class TestFailure:
             assert_no_locks(toy, tensor)
 
     def test_a_recomputation_of_another_size_is_a_loud_error(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         toy.evict(y)
         (op_id,) = toy.closures
         right = toy.closures[op_id]
@@ -225,8 +220,7 @@ def test_a_failing_driver_call_is_a_driver_error_and_leaves_no_lock(fake_cuda):
     of the driver fails, the operator fails or (an event that times it) does without."""
     toy = Toy(NativePool("cuda", budget=16 << 20), device=(1, 0), grain=1024)
     words = (2 << 20) // 8
-    x = toy.unseen(words)
-    y = toy.one("f", x, words=words)
+    x, y = line(toy, "f", words=words)
     failures = 0
     # The first calls of an operator are timed, later ones are not.
     for n in [*range(1, 10), *range(1, 10)]:

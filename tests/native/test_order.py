@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from native_pool import OutOfMemory, check, ffi, lib
 from stream_toy import LARGE, A, B
-from toy import MUTATE, WORD, measured
+from toy import MUTATE, WORD, line, measured
 
 from dtr_alloc import _core
 
@@ -50,9 +50,7 @@ def test_an_input_of_a_step_that_was_rematerialized_elsewhere_is_waited_for(make
     """O2 for what a step reads."""
     toy = make_stream_toy(8)
     with toy.on(A):
-        source = toy.unseen(LARGE)
-        x = toy.one("x", source, words=LARGE)
-        y = toy.one("y", x, words=LARGE)
+        _, x, y = line(toy, "x", "y", words=LARGE)
     toy.wait(B, A)
     assert toy.evict(x)
     with toy.on(A):
@@ -124,8 +122,7 @@ class TestCapture:
 
     def test_nothing_live_is_evicted(self, make_stream_toy):
         toy = make_stream_toy(4)
-        source = toy.unseen(LARGE)
-        x = toy.one("x", source, words=LARGE)
+        _, x = line(toy, "x", words=LARGE)
         with toy.capturing():
             assert not toy.evict(x)
             with pytest.raises(OutOfMemory):
@@ -137,9 +134,7 @@ class TestCapture:
         self, make_stream_toy
     ):
         toy = make_stream_toy(8)
-        source = toy.unseen(LARGE)
-        x = toy.one("x", source, words=LARGE)
-        before = toy.one("before", x, words=LARGE)
+        _, x, before = line(toy, "x", "before", words=LARGE)
         with toy.capturing():
             inside = toy.one("inside", x, words=LARGE)
         after = toy.one("after", x, words=LARGE)
@@ -157,8 +152,7 @@ class TestCapture:
 
     def test_each_owner_ends_its_own_once(self, make_stream_toy):
         toy = make_stream_toy(4)
-        source = toy.unseen(LARGE)
-        x = toy.one("x", source, words=LARGE)
+        _, x = line(toy, "x", words=LARGE)
         owners = [ffi.new("dtr_capture_owner *") for _ in range(2)]
         for owner in owners:
             check(lib.dtr_begin_capture(toy.engine, owner))

@@ -5,7 +5,7 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 
 import pytest
 from native_pool import WrongState, check, ffi, lib
-from toy import INT64, MUTATE, WORDS, WRITE_ONLY
+from toy import INT64, MUTATE, WORDS, WRITE_ONLY, line
 
 
 class TestBehindTheEnginesBack:
@@ -22,8 +22,7 @@ class TestBehindTheEnginesBack:
     def test_from_device_memory_that_others_share_nothing_is_computed_again(self, make_toy):
         """Nothing tells that they wrote. What reads it is a constant; what reads that is not."""
         toy = make_toy(device=(1, 0))
-        x = toy.unseen(WORDS)
-        before = toy.one("f", x)
+        x, before = line(toy, "f")
         check(lib.dtr_pin(toy.engine, x.pointer, 2, 0))
         after = toy.one("g", x)
         later = toy.one("h", after)
@@ -172,9 +171,7 @@ class TestBehindTheEnginesBack:
         return tensor
 
     def test_a_storage_that_got_other_memory_begins_anew(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         check(lib.dtr_sim_replace_memory(y.pointer, 0))
         toy.write(y, b"12345678")
         y.store.expected[:] = b"12345678" * WORDS
@@ -186,9 +183,7 @@ class TestBehindTheEnginesBack:
         assert not toy.evict(y)
 
     def test_an_evicted_storage_may_get_other_memory(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        _, y, z = line(toy, "f", "g")
         assert toy.evict(y)
         check(lib.dtr_sim_replace_memory(y.pointer, 0))
         toy.verify()

@@ -5,7 +5,7 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 
 import pytest
 from native_pool import ffi
-from toy import MUTATE, PAGE, WORDS, chain, release
+from toy import MUTATE, PAGE, WORDS, chain, line, release
 
 
 class TestMakingRoom:
@@ -22,8 +22,7 @@ class TestMakingRoom:
 
     def test_what_comes_back_once_more_is_counted_apart(self, make_toy):
         toy = make_toy(pages=8)
-        x = toy.unseen(WORDS)
-        result = toy.one("f", x)
+        _, result = line(toy, "f")
         for times in range(4):
             stats = toy.stats()
             first = min(times, 1) * stats.total_cost_ns
@@ -71,8 +70,7 @@ class TestMakingRoom:
         assert toy.content(both) == both.expected()
 
     def test_evicting_by_hand_frees_the_block_and_says_whether_it_could(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        x, y = line(toy, "f")
         before = toy.pool.stats().live_blocks
         assert toy.resident(y)
         assert toy.evict(y)
@@ -118,8 +116,7 @@ class TestSeveralResults:
         assert toy.pool.stats().live_blocks == 2
 
     def test_an_operator_may_overwrite_and_make_results_at_once(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         z = toy.one("pop_", (y, MUTATE), words=2 * WORDS)
         for first, second in ((y, z), (z, y)):
             toy.materialize(z)
@@ -135,9 +132,7 @@ class TestSeveralResults:
     ):
         """Found by the model: only the second result of an overwriting operator comes back, and
         then another dependent of the old version."""
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        early = toy.one("g", y)
+        _, y, early = line(toy, "f", "g")
         second = toy.one("pop_", (y, MUTATE))
         both = toy.one("join", second, early)
         assert toy.evict(early)
@@ -166,8 +161,7 @@ class TestHistory:
 
     def test_an_evicted_storage_beyond_the_limit_is_brought_back(self, make_toy):
         toy = make_toy(history=10)
-        x = toy.unseen(WORDS)
-        old = toy.one("f", x)
+        x, old = line(toy, "f")
         assert toy.evict(old)
         for i in range(12):
             toy.one("g", x, parameter=i)
@@ -191,9 +185,7 @@ class TestHistory:
 def test_an_input_that_dies_after_the_step_was_described_is_held_for_it(make_toy):
     """As another thread may let go of it."""
     toy = make_toy(pages=8)
-    x = toy.unseen(WORDS)
-    y = toy.one("f", x)
-    z = toy.one("g", y)
+    _, y, z = line(toy, "f", "g")
     assert toy.evict(z)
     rebuild = toy._rebuild
 

@@ -5,13 +5,12 @@ Needs the native build. The fixture checks at the end that nothing was left behi
 
 import pytest
 from native_pool import OutOfMemory, WrongState, lib
-from toy import PAGE, WORDS, op_key, release
+from toy import PAGE, WORDS, line, op_key, release
 
 
 class TestReset:
     def test_reset_refuses_while_a_live_storage_is_evicted_and_changes_nothing(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        _, y = line(toy, "f")
         assert toy.evict(y)
         with pytest.raises(WrongState, match=f"{PAGE} bytes., is evicted"):
             toy.reset()
@@ -22,9 +21,7 @@ class TestReset:
         assert y.is_right()
 
     def test_what_is_lost_keeps_its_record_until_it_dies(self, toy):
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
-        z = toy.one("g", y)
+        x, y, z = line(toy, "f", "g")
         assert toy.evict(y)
         assert toy.evict(z)
         of_y, of_z = toy.evicted()
@@ -53,8 +50,7 @@ class TestReset:
 
     def test_what_is_in_host_memory_can_be_lost(self, make_toy):
         toy = make_toy(swap_bytes=1 << 20)
-        x = toy.unseen(WORDS)
-        y = toy.one("f", x)
+        x, y = line(toy, "f")
         assert toy.evict(x)
         (of_x,) = toy.evicted()
         assert of_x[1:] == (x.handle, 0, PAGE)

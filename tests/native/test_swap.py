@@ -12,7 +12,7 @@ import pytest
 from native_fixtures import UNKNOWN
 from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, LARGE, A, B
-from toy import MUTATE, PAGE, WORD, WORDS, Toy, all_right, by_name, release
+from toy import MUTATE, PAGE, WORD, WORDS, Toy, all_right, by_name, line, release
 
 MANY = 1 << 30
 WINDOW = 2  # how room is made
@@ -51,8 +51,7 @@ class TestConstants:
 
     def test_an_operator_finds_its_swapped_inputs_again(self, make_toy):
         toy = make_toy(**swapping())
-        source = toy.unseen(WORDS)
-        first = toy.one("f", source, words=WORDS)
+        source, first = line(toy, "f")
         assert toy.evict(source)
         assert not toy.resident(source)
         assert toy.stats().host_bytes == PAGE
@@ -64,8 +63,7 @@ class TestConstants:
 
     def test_overwriting_one_keeps_what_was_computed_from_it(self, make_toy):
         toy = make_toy(**swapping())
-        source = toy.unseen(WORDS)
-        result = toy.one("f", source, words=WORDS)
+        source, result = line(toy, "f")
         toy.evict(result)
         toy.evict(source)
         toy.run("add_", (source, MUTATE), parameter=1)
@@ -74,8 +72,7 @@ class TestConstants:
     def test_a_swapped_result_becomes_a_constant_where_it_lies(self, make_toy):
         """When what it was computed from is overwritten it need not come back."""
         toy = make_toy(**swapping())
-        source = toy.unseen(WORDS)
-        dear = toy.one("f", source, words=WORDS)
+        source, dear = line(toy, "f")
         toy.configure(swap_in_bytes_per_s=FAST * 2)  # cheaper than anything
         assert toy.evict(dear)
         assert toy.stats().swaps == 1
@@ -177,9 +174,7 @@ class TestPrices:
     def test_a_result_whose_input_is_swapped_costs_nothing_but_itself(self, make_toy):
         """A swapped content is no history to be recomputed."""
         toy = make_toy(price=by_name, heuristic="marginal", **swapping(speed=1e9))
-        source = toy.unseen(WORDS)
-        dear = toy.one("dear", source, words=WORDS)
-        cheap = toy.one("cheap", dear, words=WORDS)
+        _, dear, cheap = line(toy, "dear", "cheap")
         toy.evict(dear)
         assert toy.evict(cheap)
         assert toy.stats().evictions == 1
@@ -311,8 +306,7 @@ class TestOnCuda:
 
     def test_a_copy_that_fails_leaves_the_content_where_it_was(self, fake_cuda):
         toy = Toy(NativePool("cuda", budget=8 * CHUNK), device=(1, 0), grain=4096, **swapping())
-        source = toy.unseen(LARGE)
-        result = toy.one("f", source, words=LARGE)
+        source, result = line(toy, "f", words=LARGE)
         failed = set()
 
         def failing(call, action):
@@ -351,8 +345,7 @@ class TestOnCuda:
     ):
         toy = make_stream_toy(3, **swapping())
         with toy.on(A):
-            source = toy.unseen(LARGE)
-            x = toy.one("x", source, words=LARGE)
+            source, x = line(toy, "x", words=LARGE)
             assert toy.evict(source)
             y = toy.one("y", x, words=LARGE)  # in the block of the source, or another one
             toy.one("more", y, words=LARGE)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from native_pool import WrongState
-from toy import WORDS, Toy
+from toy import WORDS, Toy, line
 
 
 class Impure(Toy):
@@ -24,9 +24,7 @@ class Impure(Toy):
 
 def test_what_comes_back_as_it_was_is_compared_and_let_be(make_toy):
     toy = make_toy(verify=1)
-    source = toy.unseen(WORDS)
-    x = toy.one("f", source, words=WORDS)
-    y = toy.one("g", x, words=WORDS)
+    _, x, y = line(toy, "f", "g")
     assert toy.evict(x)
     assert toy.evict(y)
     assert toy.content(y) == y.expected()
@@ -35,8 +33,7 @@ def test_what_comes_back_as_it_was_is_compared_and_let_be(make_toy):
 
 def test_a_result_that_differs_fails_the_rematerialization_and_stays_evicted(make_toy):
     toy = make_toy(kind=Impure, verify=1)
-    source = toy.unseen(WORDS)
-    x = toy.one("impure", source, words=WORDS)
+    _, x = line(toy, "impure")
     toy.evict(x)
     toy.is_impure = True
     with pytest.raises(WrongState, match=r"op \d+ .* of the 4096 bytes of storage \d+ .* offset 0"):
@@ -61,8 +58,7 @@ def test_only_each_nth_eviction_keeps_a_copy(make_toy):
 
 def test_a_copy_goes_with_its_storage(make_toy):
     toy = make_toy(verify=1)
-    source = toy.unseen(WORDS)
-    x = toy.one("f", source, words=WORDS)
+    source, x = line(toy, "f")
     toy.evict(x)
     x.release()
     source.release()

@@ -624,6 +624,14 @@ def fail_once() -> Callable[[Operator], None]:
     return hook
 
 
+def line(toy: Toy, *names: str, words: int = WORDS) -> list[Tensor]:
+    """A constant, and what each operator makes of what stands before."""
+    made = [toy.unseen(words)]
+    for name in names:
+        made.append(toy.one(name, made[-1], words=words))
+    return made
+
+
 def chain(toy: Toy, first: Tensor, length: int, words: int = WORDS) -> Tensor:
     """Operators one after another, of which only the last result is kept."""
     last = first

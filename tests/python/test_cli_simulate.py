@@ -221,20 +221,11 @@ def lines_of(path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("empty.log", b"", "the file is empty"),
-        ("cut.log.xz", Path(FUZZ_A).read_bytes()[:2000], "the file is damaged or cut off"),
-        ("no.log", b'{"INSTRUCTION": "RELEASE", "NAME": "x"}\n', "no line is ANNOTATE START"),
         (
             "line.log",
             "".join([*lines_of(FUZZ_A)[:20], "{damaged\n", *lines_of(FUZZ_A)[20:]]).encode(),
             "line 21: ",
         ),
-        (
-            "half.log",
-            "".join(lines_of(FUZZ_A)[:14]).encode(),
-            "line 14: the log ends after CALL",
-        ),
-        ("not.log.bz2", b"plain text", "damaged"),
         ("folder.log", None, "Is a directory"),
     ],
 )

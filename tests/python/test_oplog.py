@@ -24,7 +24,6 @@ from dtr_alloc.oplog import (
     ALLOCATE,
     FREE,
     RESULT,
-    START,
     Alias,
     Annotate,
     Call,
@@ -351,30 +350,6 @@ class TestFiles:
             '{"INSTRUCTION":"MUTATE","NAME":"m_","ARGS":["a"],"MUTATE":[0],"TIME":"3"}',
         ]
 
-    def test_a_full_disk_leaves_whole_lines(self, tmp_path):
-        # A limit on the size of files stands for the disk. In a process of its own.
-        path = tmp_path / "job.log"
-        code = f"""
-import resource, signal
-from dtr_alloc import oplog
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-writer = oplog.Writer({str(path)!r})
-writer.write(oplog.Release("a"))
-writer.flush()
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-for number in range(100):
-    writer.write(oplog.Release(f"x{{number}}"))
-try:
-    writer.flush()
-except OSError as error:
-    print(error.strerror)
-"""
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert result.stdout == "File too large\n", result.stderr
-        found = list(read(path))
-        assert 10 < len(found) < 100
-        assert found == [Release("a"), *(Release(f"x{number}") for number in range(len(found) - 1))]
-
     def test_a_forked_child_that_abandons_it_adds_nothing(self, tmp_path):
         path = tmp_path / "job.log.gz"
         with Writer(path) as writer:
@@ -555,10 +530,6 @@ def test_oplog_needs_neither_torch_nor_the_core():
     root = Path(__file__).parent.parent.parent
     result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
     assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
-
-
-def test_start_is_an_annotation():
-    assert oplog.to_line(START) == b'{"INSTRUCTION":"ANNOTATE","ANNOTATION":"START"}\n'
 
 
 def test_an_effect_and_what_is_not_read_come_back_as_they_were_written(tmp_path):

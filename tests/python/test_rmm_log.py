@@ -54,25 +54,6 @@ def test_seconds_since_1970_and_deallocate_are_read_as_rmms_manual_has_them(log)
     assert list(trace.kind) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("1,00:00:01.0,allocate,0x8,8", "line 3: 5 fields; allowed: 6"),
-        ("1,00:00:01.0,destroy,0x8,8,0", "line 3: the action is 'destroy'"),
-        ("1,yesterday,allocate,0x8,8,0", "line 3: the time is 'yesterday'"),
-        ("1,00:00:01.0,allocate,xyz,8,0", "line 3: the pointer is 'xyz'"),
-        ("1,00:00:01.0,allocate,0x8,-8,0", "line 3: the size is '-8'"),
-        ("1,00:00:01.0,free,0x8,8,0", "line 3: 0x8 is freed and was not allocated"),
-        ("1,00:00:01.0,allocate,0x10,8,0", "line 3: 0x10 is allocated and was not freed"),
-    ],
-)
-def test_a_line_that_makes_no_sense_is_named(log, line, reason):
-    path = log("1,00:00:00.0,allocate,0x10,8,0", line)
-    with pytest.raises(TraceError, match=reason) as caught:
-        rmm.read(path)
-    assert str(path) in str(caught.value)
-
-
 def test_spark_writes_no_columns_and_a_failure_may_have_no_pointer(tmp_path):
     path = tmp_path / "log.csv.gz"
     lines = ["1,00:00:00.5,allocate,0x200,8,0x2", "1,00:00:01.5,allocate failure,,99,0x2"]

@@ -141,6 +141,13 @@ REFUSED = [
     ("rmm", RMM + b"1,1.5,allocate,,1,0\n", "line 3: the pointer is ''"),
     ("rmm", RMM + f"1,1.5,allocate,0x10,{2**64},0\n".encode(), "line 3: the size is '184"),
     ("rmm", RMM + b"\0\n", "line 3: "),
+    ("rmm", RMM + b"1,00:00:01.0,allocate,0x8,8\n", "line 3: 5 fields; allowed: 6"),
+    ("rmm", RMM + b"1,00:00:01.0,destroy,0x8,8,0\n", "line 3: the action is 'destroy'"),
+    ("rmm", RMM + b"1,yesterday,allocate,0x8,8,0\n", "line 3: the time is 'yesterday'"),
+    ("rmm", RMM + b"1,00:00:01.0,allocate,xyz,8,0\n", "line 3: the pointer is 'xyz'"),
+    ("rmm", RMM + b"1,00:00:01.0,allocate,0x8,-8,0\n", "line 3: the size is '-8'"),
+    ("rmm", RMM + b"1,00:00:01.0,free,0x8,8,0\n", "0x8 is freed and was not allocated"),
+    ("rmm", RMM + b"1,00:00:01.0,allocate,0x20,8,0\n", "0x20 is allocated and was not freed"),
     ("rmm", RMM + b"1,1.5,allocate,0x3", "line 3: 4 fields; allowed: 6 (was the file cut off?"),
     ("rmm", b"[7][16:47:00:093520][info  ] ----- RMM LOG BEGIN -----\n", "RMM's debug log"),
 ]  # fmt: skip
@@ -565,6 +572,16 @@ class TestSchedules:
             ([DEEP], "line 1: "),
             (['{"SCHEDULE": 1, "BUDGET": ' + "9" * 4000 + "}"], "line 1: LOG is None"),
             ([DIGITS], "line 1: "),
+            (["{}"], "no schedule begins"),
+            (["[1, 2]"], "no schedule begins"),
+            (["{"], "line 1"),
+            (['{"SCHEDULE": 2}'], "SCHEDULE 1"),
+            (['{"SCHEDULE": 1, "LOG": 3}'], "LOG is 3"),
+            ([], "is empty"),
+            *(
+                ([None, entry], "is no list of evictions")
+                for entry in ("[3]", "[1, -2]", '[1, "a"]', "{}")
+            ),
             ([None, "[9223372036854775807, 9223372036854775807]"], "eviction 0 comes after"),
             ([None, "[0, 0, -1]"], "line 2: [0, 0, -1] is no list of evictions"),
             ([None, "[" + "0," * 10**5 + "-1]"], "line 2: a list is no list of evictions"),

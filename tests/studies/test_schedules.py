@@ -121,39 +121,6 @@ def test_a_wrong_cost_is_named(found):
         schedules.run(program, replace(best, cost=best.cost + 1))
 
 
-@pytest.mark.parametrize(
-    ("line", "why"),
-    [
-        ("{}", "no schedule begins"),
-        ("[1, 2]", "no schedule begins"),
-        ("{", "line 1"),
-        ('{"SCHEDULE": 2}', "SCHEDULE 1"),
-        ('{"SCHEDULE": 1, "LOG": 3}', "LOG is 3"),
-        ("", "is empty"),
-    ],
-)
-def test_a_file_that_is_no_schedule_is_named(line, why, tmp_path):
-    path = tmp_path / "x.schedule"
-    path.write_text(line)
-    with pytest.raises(schedules.ScheduleError, match=why):
-        schedules.read(path)
-
-
-def test_a_list_of_evictions_that_is_none_is_named(found, tmp_path):
-    _, _, best = found
-    path = tmp_path / "x.schedule"
-    schedules.write(path, [best])
-    head, first, *_ = path.read_text().splitlines()
-    for entry in ("[3]", "[1, -2]", '[1, "a"]', "{}"):
-        path.write_text(f"{head}\n{first}\n{entry}\n")
-        with pytest.raises(schedules.ScheduleError, match=r"line 3: .* is no list of evictions"):
-            schedules.read(path)
-    path.write_text(f"{head}\n")
-    with pytest.raises(schedules.ScheduleError, match="is no list of evictions"):
-        schedules.read(path)
-    assert json.loads(head)["SCHEDULE"] == schedules.VERSION
-
-
 def best(*arguments):
     return CliRunner().invoke(commands, [str(argument) for argument in arguments])
 
