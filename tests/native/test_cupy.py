@@ -6,13 +6,13 @@ installed, by CuPy itself with a stand-in for what needs a device: its current d
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 import types
 import weakref
 
 import pytest
+from commands import python
 from cupy_stand_in import Situation, Stream, stand_in
 from native_pool import IN_USE, MIB, NativePool, ffi, lib
 from toy import Toy
@@ -365,6 +365,6 @@ class TestBesideTorch:
 
 def test_without_cupy_it_says_so():
     code = "import sys; sys.modules['cupy'] = None; import dtr_alloc.cupy as c; c.enable('1GiB')"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = python("-c", code)
     assert "ModuleNotFoundError" in result.stderr
     assert "import of cupy halted" in result.stderr

@@ -5,11 +5,10 @@ from io import StringIO
 
 import made_up_trace
 import pytest
-from click.testing import CliRunner
+from commands import fragment
 from rich.console import Console
 
 from dtr_alloc.cli.common import print_table
-from dtr_alloc.cli.fragment import command as fragment
 from dtr_alloc.fragment import report
 from dtr_alloc.fragment.models import MODELS, Prepared
 from dtr_alloc.fragment.residency import FREED, STAYED
@@ -118,10 +117,8 @@ def test_a_model_that_fails_before_the_recording_begins_is_described_up_to_there
 
 def report_of(trace, tmp_path, *options):
     trace_file.write(trace, tmp_path / "job.trace")
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(
-        fragment, ["report", str(tmp_path / "job.trace"), "--no-smallest", "--json", "-", *options]
-    )
-    assert done.exit_code == 0, done.output
+    path = tmp_path / "job.trace"
+    done = fragment("report", path, "--no-smallest", "--json", "-", *options, columns=200)
     (found,) = json.loads(done.stdout)["traces"]
     return [row["name"] for row in found["rows"]][1:], found["too_few_events"], done.stderr
 
@@ -148,17 +145,14 @@ def test_a_device_that_holds_memory_and_no_block_has_its_row_and_no_models(tmp_p
     assert other.label == "job, device 1"
     assert (other.rows[0].measures.peak_live_bytes, other.rows[0].holes) == (0, [2 << 20])
     trace_file.write(trace, tmp_path / "job.trace")
-    options = ["--model", "exact,pytorch", "--json", "-"]
-    done = CliRunner().invoke(fragment, ["report", str(tmp_path / "job.trace"), *options])
-    assert done.exit_code == 0, done.output
+    options = ("--model", "exact,pytorch", "--json", "-")
+    done = fragment("report", tmp_path / "job.trace", *options)
     assert [len(found["rows"]) for found in json.loads(done.stdout)["traces"]] == [3, 1]
 
 
 def test_no_model_needs_less_than_the_exact_one(tmp_path):
     trace_file.write(made_up_trace.training(steps=1), tmp_path / "job.trace")
-    arguments = ["report", str(tmp_path / "job.trace"), "--json", "-"]
-    done = CliRunner().invoke(fragment, arguments)
-    assert done.exit_code == 0, done.output
+    done = fragment("report", tmp_path / "job.trace", "--json", "-")
     recorded, *models = json.loads(done.stdout)["traces"][0]["rows"]
     assert [row["name"] for row in models] == list(MODELS)
     least = models[-1]
@@ -191,10 +185,8 @@ def test_a_table_has_all_of_each_number_in_a_narrow_terminal_and_in_a_file(is_te
 
 def test_budgets_are_parts_of_the_peak_or_sizes(tmp_path):
     trace_file.write(comb(), tmp_path / "job.trace")
-    arguments = ["report", str(tmp_path / "job.trace"), "--json", "-", "--model", "exact"]
-    done = CliRunner().invoke(
-        fragment, [*arguments, "--budget", "0.5,1.0", "--budget", "1MiB", "--no-smallest"]
-    )
+    options = ("--model", "exact", "--budget", "0.5,1.0", "--budget", "1MiB", "--no-smallest")
+    done = fragment("report", tmp_path / "job.trace", "--json", "-", *options)
     _, *rows = json.loads(done.stdout)["traces"][0]["rows"]
     assert [row["budget_bytes"] for row in rows] == [128 * KIB, 256 * KIB, KIB * KIB]
     assert [row["completed"] for row in rows] == [False, True, True]
@@ -210,6 +202,5 @@ def test_budgets_are_parts_of_the_peak_or_sizes(tmp_path):
 )
 def test_a_wrong_option_is_named_with_what_is_allowed(tmp_path, option, value, message):
     trace_file.write(comb(), tmp_path / "job.trace")
-    done = CliRunner().invoke(fragment, ["report", str(tmp_path / "job.trace"), option, value])
-    assert done.exit_code == 2
+    done = fragment("report", tmp_path / "job.trace", option, value, status=2)
     assert message in " ".join(done.output.split())

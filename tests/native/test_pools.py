@@ -1,10 +1,9 @@
 """The process's pools, over the stand-in for libcuda: needs the native build and g++, no torch."""
 
 import math
-import subprocess
-import sys
 
 import pytest
+from commands import python
 from native_pool import MIB, check, ffi, lib
 
 from dtr_alloc import pools
@@ -141,5 +140,5 @@ def test_pools_and_cupy_need_no_torch():
         "pools.of_process('cpu', pools.Config())\n"
         "print([name for name in ('torch', 'numpy', 'cupy') if name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = python("-c", code)
     assert result.stdout.strip() == "[]", result.stderr

@@ -5,9 +5,8 @@ import json
 from collections import Counter
 
 import pytest
-from click.testing import CliRunner
+from commands import fragment
 
-from dtr_alloc.cli.fragment import command as fragment
 from dtr_alloc.fragment import chrome_trace
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace, TraceError
@@ -205,12 +204,10 @@ def test_of_a_long_trace_the_longest_and_the_largest_and_the_peak_stay(tmp_path,
         ]
     trace_file.write(made(*rows), tmp_path / "a.trace")
     operators = [(f"n{number}", number, 0.5 + (number == 700)) for number in range(1000)]
-    done = CliRunner().invoke(
-        fragment,
-        [*("export", str(tmp_path / "a.trace"), "--to", "chrome", "--limit", "64KiB"),
-         *("--profile", str(profile(*operators)), "-o", str(tmp_path / "out"))],
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
+    done = fragment(
+        *("export", tmp_path / "a.trace", "--to", "chrome", "--limit", "64KiB"),
+        *("--profile", profile(*operators), "-o", tmp_path / "out"),
+    )
     text = gzip.decompress((tmp_path / "out").read_bytes())
     assert (1 << 15) < len(text) <= 1 << 16
     document = json.loads(text)
@@ -238,7 +235,5 @@ def test_of_a_long_trace_the_longest_and_the_largest_and_the_peak_stay(tmp_path,
 )
 def test_wrong_options_are_refused(trace, tmp_path, given, reason):
     trace_file.write(trace, tmp_path / "a.trace")
-    line = ["export", str(tmp_path / "a.trace"), "-o", str(tmp_path / "out"), *given]
-    done = CliRunner().invoke(fragment, line)
-    assert done.exit_code == 2
+    done = fragment("export", tmp_path / "a.trace", "-o", tmp_path / "out", *given, status=2)
     assert reason in done.output

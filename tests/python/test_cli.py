@@ -6,14 +6,12 @@ that do), and each runs in a process of its own.
 
 import ast
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from commands import python
 
 from dtr_alloc import cli, config, report
 from dtr_alloc.config import known_variables
@@ -23,15 +21,7 @@ pytest.importorskip("click", reason="the command line is written with click")
 
 
 def command(*arguments, environ=None, cwd=None):
-    """Runs dtr-alloc with only the DTR_ALLOC_* variables given."""
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    return subprocess.run(
-        [sys.executable, "-m", "dtr_alloc.cli", *arguments],
-        env={**clean, **(environ or {})},
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-    )
+    return python("-m", "dtr_alloc.cli", *arguments, environ=environ, cwd=cwd)
 
 
 @pytest.fixture
@@ -72,10 +62,7 @@ def test_a_command_that_has_moved_says_where_to_in_one_line(moved, there):
 
 
 def test_python_runs_the_package_as_the_command():
-    result = subprocess.run(
-        [sys.executable, "-m", "dtr_alloc", "--help"], capture_output=True, text=True
-    )
-    assert result.stdout == command("--help").stdout
+    assert python("-m", "dtr_alloc", "--help").stdout == command("--help").stdout
 
 
 @pytest.mark.parametrize("group", [(), ("fragment",)])
@@ -103,7 +90,7 @@ from dtr_alloc import _autoload, cli
 _autoload.find_spec = lambda name: None
 cli.main(["run", "--budget", "1GiB", {script("import json")!r}])
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    result = python("-c", code)
     assert result.stderr.startswith("dtr_alloc: PyTorch is not installed for ")
     assert "import torch" not in result.stderr
 
@@ -174,7 +161,7 @@ class TestJobsThatNeverImportTorch:
         arguments = ["--budget", "x", "-m", "--", "a b"]
         result = command("run", "--budget", "1GiB", path, *arguments)
         assert result.returncode == 0, result.stderr
-        plain = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True)
+        plain = python(path, *arguments)
         assert result.stdout == plain.stdout
         assert "never imported torch" in result.stderr
 
@@ -184,10 +171,7 @@ class TestJobsThatNeverImportTorch:
         arguments = ["-m", "job", "--budget", "x"]
         result = command("run", "--budget", "1GiB", *arguments, cwd=folder)
         assert result.returncode == 0, result.stderr
-        plain = subprocess.run(
-            [sys.executable, *arguments], capture_output=True, text=True, cwd=folder
-        )
-        assert result.stdout == plain.stdout
+        assert result.stdout == python(*arguments, cwd=folder).stdout
 
     def test_a_folder_with_a_main_runs(self, script, tmp_path):
         script("print(__name__)", "__main__.py")

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]', re.MULTILINE)
@@ -281,5 +282,5 @@ def test_importing_dtr_alloc_does_not_import_torch():
         "import sys\n"
         "print([name for name in ('torch', 'numpy', 'rich.table') if name in sys.modules])"
     )
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    result = python("-c", code, cwd=ROOT)
     assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr

@@ -9,13 +9,13 @@ import gzip
 import io
 import lzma
 import os
-import subprocess
 import sys
 import tracemalloc
 from array import array
 from pathlib import Path
 
 import pytest
+from commands import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -528,7 +528,7 @@ def test_oplog_needs_neither_torch_nor_the_core():
         "if n in sys.modules])"
     )
     root = Path(__file__).parent.parent.parent
-    result = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    result = python("-c", code, cwd=root)
     assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
 
 

@@ -11,6 +11,7 @@ import threading
 from array import array
 
 import pytest
+from commands import python
 
 from dtr_alloc import oplog, output_file, report
 from dtr_alloc.output_file import FileTaken, OutputFile, WrongKind, beside, lock_file
@@ -252,7 +253,7 @@ try:
 except OSError as error:
     print(error.strerror)
 """
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        result = python("-c", code)
         assert result.stdout == "File too large\n", result.stderr
         assert 500 < path.stat().st_size <= 1000
         found = oplog.compile_log(path)

@@ -5,10 +5,10 @@ import json
 import os
 import pickle
 import re
-import subprocess
 import sys
 
 import pytest
+from commands import python
 
 from dtr_alloc import figures, records, report
 from dtr_alloc.advise import at_exit
@@ -203,18 +203,8 @@ at_exit.write_at_exit(config.load_config(), lambda: ({"evictions": 5}, None))
     ],
 )
 def test_stats_are_written_at_the_end_however_it_comes(tmp_path, ending, status):
-    result = subprocess.run(
-        [sys.executable, "-c", JOB + ending],
-        env={
-            **os.environ,
-            "DTR_ALLOC_STATS": "stats-{pid}.json",
-            "DTR_ALLOC_REPORT": "1",
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        },
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    environ = {"DTR_ALLOC_STATS": "stats-{pid}.json", "DTR_ALLOC_REPORT": "1"}
+    result = python("-c", JOB + ending, environ=environ, cwd=tmp_path)
     assert result.returncode == status, result.stderr
     (path,) = tmp_path.glob("stats-*.json")
     assert json.loads(path.read_text())["evictions"] == 5

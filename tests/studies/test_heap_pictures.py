@@ -7,9 +7,8 @@ import re
 import made_up_trace
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import fragment
 
-from dtr_alloc.cli.fragment import command as fragment
 from dtr_alloc.cli.fragment.report import stems
 from dtr_alloc.fragment import charts, heap_map, pictures, report
 from dtr_alloc.fragment.raster import CutAxis, coverage
@@ -156,17 +155,8 @@ class TestTheCommand:
         trace = made_up_trace.training()
         trace_file.write(trace, tmp_path / "job.trace")
         json_file, out = tmp_path / "report.json", tmp_path / "pictures"
-        done = CliRunner().invoke(
-            fragment,
-            [
-                "report",
-                str(tmp_path / "job.trace"),
-                *("--model", "first_fit", "--maps", "--json", str(json_file)),
-                "--out",
-                str(out),
-            ],
-        )
-        assert done.exit_code == 0, done.output
+        options = ("--model", "first_fit", "--maps", "--json", json_file, "--out", out)
+        fragment("report", tmp_path / "job.trace", *options)
         names = {
             *("job-map.png", "job-map-first_fit.png", "job-operators.png", "job-live.png"),
             *("job-holes.png", "job-models.png"),
@@ -194,19 +184,13 @@ class TestTheCommand:
 
     def test_numbers_on_stdout_are_json_alone(self, tmp_path):
         trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")
-        done = CliRunner().invoke(
-            fragment, ["report", str(tmp_path / "job.trace"), "--model", "none", "--json", "-"]
-        )
+        done = fragment("report", tmp_path / "job.trace", "--model", "none", "--json", "-")
         assert json.loads(done.stdout)["traces"][0]["trace"] == "job"
 
     def test_all_of_it_is_on_one_page_that_stands_alone(self, tmp_path):
         trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")
         path = tmp_path / "new" / "report.html"
-        done = CliRunner().invoke(
-            fragment,
-            ["report", str(tmp_path / "job.trace"), "--model", "pytorch", "--page", str(path)],
-        )
-        assert done.exit_code == 0, done.output
+        fragment("report", tmp_path / "job.trace", "--model", "pytorch", "--page", path)
         text = path.read_text()
         assert "as recorded" in text
         assert "<script" not in text
@@ -216,18 +200,13 @@ class TestTheCommand:
 
     def test_an_empty_trace_is_an_error_that_names_its_file(self, tmp_path):
         trace_file.write(Trace({"source": "rmm"}), tmp_path / "empty.trace")
-        done = CliRunner().invoke(
-            fragment,
-            ["report", str(tmp_path / "empty.trace"), "--json", str(tmp_path / "report.json")],
-        )
-        assert done.exit_code == 2
+        arguments = ("report", tmp_path / "empty.trace", "--json", tmp_path / "report.json")
+        done = fragment(*arguments, status=2)
         assert "empty.trace: the trace allocates nothing" in done.output
         assert not (tmp_path / "report.json").exists()
 
     def test_a_file_where_the_folder_should_be_is_an_error(self, tmp_path):
         trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")
-        done = CliRunner().invoke(
-            fragment, ["report", str(tmp_path / "job.trace"), "--out", str(tmp_path / "job.trace")]
-        )
-        assert done.exit_code == 2
+        path = tmp_path / "job.trace"
+        done = fragment("report", path, "--out", path, status=2)
         assert "which is no folder" in done.output
