@@ -155,10 +155,10 @@ class TestTheCommand:
         trace = made_up_trace.training()
         trace_file.write(trace, tmp_path / "job.trace")
         json_file, out = tmp_path / "report.json", tmp_path / "pictures"
-        options = ("--model", "first_fit", "--maps", "--json", json_file, "--out", out)
+        options = ("--model", "first-fit", "--maps", "--json", json_file, "--out", out)
         fragment("report", tmp_path / "job.trace", *options)
         names = {
-            *("job-map.png", "job-map-first_fit.png", "job-operators.png", "job-live.png"),
+            *("job-map.png", "job-map-first-fit.png", "job-operators.png", "job-live.png"),
             *("job-holes.png", "job-models.png"),
         }
         assert {path.name for path in out.iterdir()} == names
@@ -171,7 +171,7 @@ class TestTheCommand:
         assert document["format"] == report.FORMAT
         assert document["version"] == report.VERSION == 1
         row, model = document["traces"][0]["rows"]
-        assert (row["name"], model["name"]) == ("as recorded", "first_fit")
+        assert (row["name"], model["name"]) == ("as recorded", "first-fit")
         assert row["peak_live_bytes"] == max(report.recorded(trace).series.live_bytes)
         assert row["counts"]["evictions"] == trace.kind.count(Kind.EVICT) > 0
         assert set(row["series"]) == set(report.SERIES)
