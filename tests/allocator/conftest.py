@@ -50,3 +50,10 @@ def make_pool(driver, chunk):
         return pool
 
     return make
+
+
+@pytest.fixture
+def pool(make_pool):
+    """A pool of 8 chunks."""
+    with make_pool(8) as pool:
+        yield pool

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from cffi import FFI
-from native_pool import check, ffi, lib
+from native_pool import MIB, NativePool, check, ffi, lib
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT_OF_MEMORY, UNKNOWN = 2, 999  # errors of the driver (CUresult)
@@ -116,3 +116,11 @@ def fake_cuda(fake_cuda_library):
         fake.is_stuck = unloaded != lib.DTR_OK
         check(unloaded)
         assert fake.leaks() == 0
+
+
+def held_pool(fake_cuda):
+    """Of 8 chunks on the stand-in, where work is done only when a test says so."""
+    fake_cuda.hold(1)
+    with NativePool("cuda", budget=16 * MIB) as pool:
+        yield pool
+        fake_cuda.hold(0)

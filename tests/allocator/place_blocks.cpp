@@ -100,10 +100,10 @@ bool try_policy(int32_t kind, const char* name, int steps) {
 int main(int, char** arguments) {
   const int steps = std::atoi(arguments[1]);
   bool right = true;
-  for (auto [kind, name] : {std::pair{DTR_PLACE_BEST_FIT, "best_fit"},
-                            {DTR_PLACE_FIRST_FIT, "first_fit"},
-                            {DTR_PLACE_TWO_ENDED, "two_ended"},
-                            {DTR_PLACE_SIZE_CLASSES, "size_classes"}}) {
+  for (auto [kind, name] : {std::pair{DTR_PLACE_BEST_FIT, "best-fit"},
+                            {DTR_PLACE_FIRST_FIT, "first-fit"},
+                            {DTR_PLACE_TWO_ENDED, "two-ended"},
+                            {DTR_PLACE_SIZE_CLASSES, "size-classes"}}) {
     right = try_policy(kind, name, steps) && right;
   }
   return right ? 0 : 1;

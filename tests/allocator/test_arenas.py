@@ -1,19 +1,14 @@
 """Memory whose addresses stay its own. Needs the native build; CUDA is the stand-in."""
 
 import pytest
+from native_fixtures import held_pool
 from native_pool import FREE, KIB, MIB, Invalid, NativePool, OutOfMemory, WrongState
 
 CHUNK = 2 * MIB
 A, B, C = 16, 32, 48
 
 
-@pytest.fixture
-def pool(fake_cuda):
-    """On the stand-in, where work is done only when a test says so."""
-    fake_cuda.hold(1)
-    with NativePool("cuda", budget=8 * CHUNK) as pool:
-        yield pool
-        fake_cuda.hold(0)
+pool = pytest.fixture(held_pool)
 
 
 def test_what_an_arena_frees_serves_only_itself(make_pool):

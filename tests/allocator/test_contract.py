@@ -38,16 +38,15 @@ def test_a_block_is_aligned_and_at_least_as_large_as_asked_for(make_pool, driver
             assert pool.contains(address + size - 1)
 
 
-def test_nothing_is_allocated_for_zero_bytes(make_pool):
-    with make_pool() as pool:
-        assert pool.allocate(0) == 0
-        out = ffi.new("void **")
-        check(lib.dtr_pool_try_allocate(pool.handle, 0, 0, out))
-        assert out[0] == ffi.NULL
-        check(lib.dtr_pool_try_outside(pool.handle, 0, 0, ffi.NULL, ffi.NULL, 0, out))
-        assert out[0] == ffi.NULL
-        pool.free(0)
-        assert pool.stats().live_blocks == 0
+def test_nothing_is_allocated_for_zero_bytes(pool):
+    assert pool.allocate(0) == 0
+    out = ffi.new("void **")
+    check(lib.dtr_pool_try_allocate(pool.handle, 0, 0, out))
+    assert out[0] == ffi.NULL
+    check(lib.dtr_pool_try_outside(pool.handle, 0, 0, ffi.NULL, ffi.NULL, 0, out))
+    assert out[0] == ffi.NULL
+    pool.free(0)
+    assert pool.stats().live_blocks == 0
 
 
 def test_blocks_do_not_overlap_and_keep_their_contents(make_pool):
@@ -82,26 +81,24 @@ def test_blocks_do_not_overlap_and_keep_their_contents(make_pool):
         assert pool.stats().allocated_bytes == 0
 
 
-def test_the_whole_budget_can_be_one_block(make_pool):
-    with make_pool(chunks=8) as pool:
-        for _ in range(3):
-            address = pool.allocate(8 * pool.chunk)
-            pool.free(address)
-        assert pool.stats().remaps == 0
+def test_the_whole_budget_can_be_one_block(pool):
+    for _ in range(3):
+        address = pool.allocate(8 * pool.chunk)
+        pool.free(address)
+    assert pool.stats().remaps == 0
 
 
-def test_fragmentation_costs_remapping_and_not_failure(make_pool, maps_chunks):
-    with make_pool(chunks=8) as pool:
-        blocks = [pool.allocate(pool.chunk) for _ in range(8)]
-        for block in blocks[::2]:
-            pool.free(block)
-        assert pool.stats().largest_free_bytes == pool.chunk
-        large = pool.allocate(4 * pool.chunk)
-        assert large > blocks[-1]
-        stats = pool.stats()
-        assert stats.remaps == 1
-        assert stats.unmapped_chunks == 4
-        assert stats.reserved_bytes == stats.budget_bytes
+def test_fragmentation_costs_remapping_and_not_failure(pool, maps_chunks):
+    blocks = [pool.allocate(pool.chunk) for _ in range(8)]
+    for block in blocks[::2]:
+        pool.free(block)
+    assert pool.stats().largest_free_bytes == pool.chunk
+    large = pool.allocate(4 * pool.chunk)
+    assert large > blocks[-1]
+    stats = pool.stats()
+    assert stats.remaps == 1
+    assert stats.unmapped_chunks == 4
+    assert stats.reserved_bytes == stats.budget_bytes
 
 
 def test_largest_free_is_what_can_be_allocated_without_remapping(make_pool):
@@ -115,43 +112,40 @@ def test_largest_free_is_what_can_be_allocated_without_remapping(make_pool):
         assert pool.stats().remaps == 0
 
 
-def test_out_of_memory_says_what_there_is(make_pool):
-    with make_pool(chunks=8) as pool:
-        pool.allocate(5 * pool.chunk, 3)
-        with pytest.raises(OutOfMemory) as failure:
-            pool.allocate(4 * pool.chunk, 3)
-        message = str(failure.value)
-        assert f"({4 * pool.chunk} bytes) on stream 3" in message
-        for part in ("budget", "allocated", "mapped", "largest free"):
-            assert part in message
-        assert f"({8 * pool.chunk} bytes)" in message
-        assert pool.stats().out_of_memory_errors == 1
+def test_out_of_memory_says_what_there_is(pool):
+    pool.allocate(5 * pool.chunk, 3)
+    with pytest.raises(OutOfMemory) as failure:
+        pool.allocate(4 * pool.chunk, 3)
+    message = str(failure.value)
+    assert f"({4 * pool.chunk} bytes) on stream 3" in message
+    for part in ("budget", "allocated", "mapped", "largest free"):
+        assert part in message
+    assert f"({8 * pool.chunk} bytes)" in message
+    assert pool.stats().out_of_memory_errors == 1
 
 
-def test_a_request_above_the_budget_does_not_ask_for_room(make_pool):
+def test_a_request_above_the_budget_does_not_ask_for_room(pool):
     asked = []
-    with make_pool(chunks=8) as pool:
-        pool.set_room(lambda size, stream: asked.append(size))
-        with pytest.raises(OutOfMemory, match="larger than the budget"):
-            pool.allocate(9 * pool.chunk)
-        with pytest.raises(OutOfMemory):
-            pool.allocate(NO_LIMIT)
-        assert asked == []
+    pool.set_room(lambda size, stream: asked.append(size))
+    with pytest.raises(OutOfMemory, match="larger than the budget"):
+        pool.allocate(9 * pool.chunk)
+    with pytest.raises(OutOfMemory):
+        pool.allocate(NO_LIMIT)
+    assert asked == []
 
 
-def test_the_room_callback_is_asked_until_the_request_fits(make_pool):
-    with make_pool(chunks=8) as pool:
-        blocks = [pool.allocate(pool.chunk) for _ in range(8)]
-        asked = []
+def test_the_room_callback_is_asked_until_the_request_fits(pool):
+    blocks = [pool.allocate(pool.chunk) for _ in range(8)]
+    asked = []
 
-        def room(size, stream):
-            asked.append((size, stream))
-            pool.free(blocks.pop())
-            return True
+    def room(size, stream):
+        asked.append((size, stream))
+        pool.free(blocks.pop())
+        return True
 
-        pool.set_room(room)
-        pool.allocate(3 * pool.chunk, 5)
-        assert asked == [(3 * pool.chunk, 5)] * 3
+    pool.set_room(room)
+    pool.allocate(3 * pool.chunk, 5)
+    assert asked == [(3 * pool.chunk, 5)] * 3
 
 
 def test_a_room_callback_that_gives_nothing_ends_the_search(make_pool):
@@ -188,76 +182,70 @@ def test_small_requests_do_not_pin_chunks_among_large_blocks(make_pool, maps_chu
         assert pool.allocate(15 * pool.chunk) == large[0]
 
 
-def test_empty_slabs_give_their_chunks_to_large_blocks(make_pool):
-    with make_pool(chunks=8) as pool:
-        small = [pool.allocate(size) for size in (64, 512, 1024, 2048)]
-        assert pool.stats().reserved_bytes > 0
-        for block in small:
-            pool.free(block)
-        assert pool.allocate(8 * pool.chunk) != 0
+def test_empty_slabs_give_their_chunks_to_large_blocks(pool):
+    small = [pool.allocate(size) for size in (64, 512, 1024, 2048)]
+    assert pool.stats().reserved_bytes > 0
+    for block in small:
+        pool.free(block)
+    assert pool.allocate(8 * pool.chunk) != 0
 
 
-def test_small_objects_are_reused(make_pool):
-    with make_pool() as pool:
-        for _ in range(1000):
-            pool.free(pool.allocate(200))
-        assert pool.stats().mapped_chunks == 1
-        addresses = [pool.allocate(200) for _ in range(1000)]
-        assert len(set(addresses)) == 1000
+def test_small_objects_are_reused(pool):
+    for _ in range(1000):
+        pool.free(pool.allocate(200))
+    assert pool.stats().mapped_chunks == 1
+    addresses = [pool.allocate(200) for _ in range(1000)]
+    assert len(set(addresses)) == 1000
 
 
-def test_interior_pointers_find_their_block(make_pool):
-    with make_pool() as pool:
-        for size in (100, 1500, 5000, 3 * pool.chunk):
-            address = pool.allocate(size)
-            assert pool.block_start(address) == address
-            assert pool.block_start(address + size - 1) == address
-            assert pool.block_bytes(address + 64) == 0
+def test_interior_pointers_find_their_block(pool):
+    for size in (100, 1500, 5000, 3 * pool.chunk):
+        address = pool.allocate(size)
+        assert pool.block_start(address) == address
+        assert pool.block_start(address + size - 1) == address
+        assert pool.block_bytes(address + 64) == 0
+        pool.free(address)
+        assert pool.block_start(address) == 0
+        assert pool.block_bytes(address) == 0
+    assert pool.block_start(1) == 0
+    assert not pool.contains(1)
+
+
+def test_only_the_start_of_a_block_in_use_can_be_freed(pool):
+    for size in (100, 5000):
+        address = pool.allocate(size)
+        with pytest.raises(Invalid, match=f"inside the block that starts at {address:#x}"):
+            pool.free(address + 64)
+        pool.free(address)
+        with pytest.raises(Invalid, match="freed twice"):
             pool.free(address)
-            assert pool.block_start(address) == 0
-            assert pool.block_bytes(address) == 0
-        assert pool.block_start(1) == 0
-        assert not pool.contains(1)
+    with pytest.raises(Invalid, match="not in this pool"):
+        pool.free(4096)
+    with pytest.raises(Invalid, match="record_stream: address"):
+        pool.record_stream(4096, 1)
 
 
-def test_only_the_start_of_a_block_in_use_can_be_freed(make_pool):
-    with make_pool() as pool:
-        for size in (100, 5000):
-            address = pool.allocate(size)
-            with pytest.raises(Invalid, match=f"inside the block that starts at {address:#x}"):
-                pool.free(address + 64)
-            pool.free(address)
-            with pytest.raises(Invalid, match="freed twice"):
-                pool.free(address)
-        with pytest.raises(Invalid, match="not in this pool"):
-            pool.free(4096)
-        with pytest.raises(Invalid, match="record_stream: address"):
-            pool.record_stream(4096, 1)
+def test_lowering_the_budget_gives_chunks_back(pool):
+    pool.free(pool.allocate(8 * pool.chunk))
+    pool.set_budget(3 * pool.chunk)
+    stats = pool.stats()
+    assert stats.budget_bytes == 3 * pool.chunk
+    assert stats.reserved_bytes == 3 * pool.chunk
+    with pytest.raises(OutOfMemory):
+        pool.allocate(4 * pool.chunk)
+    pool.set_budget(8 * pool.chunk)
+    pool.allocate(8 * pool.chunk)
 
 
-def test_lowering_the_budget_gives_chunks_back(make_pool):
-    with make_pool(chunks=8) as pool:
-        pool.free(pool.allocate(8 * pool.chunk))
-        pool.set_budget(3 * pool.chunk)
-        stats = pool.stats()
-        assert stats.budget_bytes == 3 * pool.chunk
-        assert stats.reserved_bytes == 3 * pool.chunk
-        with pytest.raises(OutOfMemory):
-            pool.allocate(4 * pool.chunk)
-        pool.set_budget(8 * pool.chunk)
-        pool.allocate(8 * pool.chunk)
-
-
-def test_lowering_the_budget_asks_for_room_and_else_changes_nothing(make_pool):
-    with make_pool(chunks=8) as pool:
-        blocks = [pool.allocate(pool.chunk) for _ in range(8)]
-        with pytest.raises(OutOfMemory, match="cannot be lowered"):
-            pool.set_budget(2 * pool.chunk)
-        assert pool.stats().budget_bytes == 8 * pool.chunk
-        pool.set_room(lambda size, stream: pool.free(blocks.pop()) is None)
+def test_lowering_the_budget_asks_for_room_and_else_changes_nothing(pool):
+    blocks = [pool.allocate(pool.chunk) for _ in range(8)]
+    with pytest.raises(OutOfMemory, match="cannot be lowered"):
         pool.set_budget(2 * pool.chunk)
-        assert len(blocks) == 2
-        assert pool.stats().reserved_bytes == 2 * pool.chunk
+    assert pool.stats().budget_bytes == 8 * pool.chunk
+    pool.set_room(lambda size, stream: pool.free(blocks.pop()) is None)
+    pool.set_budget(2 * pool.chunk)
+    assert len(blocks) == 2
+    assert pool.stats().reserved_bytes == 2 * pool.chunk
 
 
 def test_trim_returns_every_chunk_that_is_free(make_pool):
@@ -325,38 +313,36 @@ def test_peaks_say_how_much_was_mapped_for_nothing(make_pool):
         assert (stats.peak_live_blocks, stats.peak_unused_bytes) == (1, 0)
 
 
-def test_a_snapshot_tiles_what_has_memory(make_pool):
+def test_a_snapshot_tiles_what_has_memory(pool):
     """Blocks follow one another, with what was asked for and by which stream. A gap is of whole
     chunks, where there is no memory.
     """
-    with make_pool() as pool:
-        large = pool.allocate(5000, 4)
-        small = pool.allocate(70, 4)
-        gap = pool.allocate(9000)
-        pool.allocate(3000)
-        pool.free(gap)
-        blocks = pool.snapshot()
-        for block, following in pairwise(blocks):
-            end = block.address + block.size_bytes
-            if end != following.address:
-                assert (end - blocks[0].address) % pool.chunk == 0
-                assert (following.address - end) % pool.chunk == 0
-        found = {block.address: block for block in blocks}
-        assert found[large].requested_bytes == 5000
-        assert (found[large].state, found[large].stream, found[large].is_small) == (IN_USE, 4, 0)
-        assert found[small].requested_bytes == 70
-        assert (found[small].state, found[small].is_small) == (IN_USE, 0 if pool.is_fixed else 1)
-        assert found[gap].state == FREE
-        assert found[gap].requested_bytes == 0
-        assert sum(block.state == IN_USE for block in blocks) == 3
+    large = pool.allocate(5000, 4)
+    small = pool.allocate(70, 4)
+    gap = pool.allocate(9000)
+    pool.allocate(3000)
+    pool.free(gap)
+    blocks = pool.snapshot()
+    for block, following in pairwise(blocks):
+        end = block.address + block.size_bytes
+        if end != following.address:
+            assert (end - blocks[0].address) % pool.chunk == 0
+            assert (following.address - end) % pool.chunk == 0
+    found = {block.address: block for block in blocks}
+    assert found[large].requested_bytes == 5000
+    assert (found[large].state, found[large].stream, found[large].is_small) == (IN_USE, 4, 0)
+    assert found[small].requested_bytes == 70
+    assert (found[small].state, found[small].is_small) == (IN_USE, 0 if pool.is_fixed else 1)
+    assert found[gap].state == FREE
+    assert found[gap].requested_bytes == 0
+    assert sum(block.state == IN_USE for block in blocks) == 3
 
 
-def test_a_pool_with_blocks_in_use_is_not_destroyed(make_pool):
-    with make_pool() as pool:
-        address = pool.allocate(5000)
-        with pytest.raises(WrongState, match="1 blocks in use"):
-            pool.destroy()
-        assert pool.block_start(address) == address
+def test_a_pool_with_blocks_in_use_is_not_destroyed(pool):
+    address = pool.allocate(5000)
+    with pytest.raises(WrongState, match="1 blocks in use"):
+        pool.destroy()
+    assert pool.block_start(address) == address
 
 
 def test_no_limit_means_the_reservation(driver, maps_chunks):

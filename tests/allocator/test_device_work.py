@@ -1,20 +1,14 @@
 """Order, timers and copies: what a pool queues on its device. Needs the native build and g++."""
 
 import pytest
-from native_fixtures import UNKNOWN
+from native_fixtures import UNKNOWN, held_pool
 from native_pool import KIB, MIB, Invalid, NativePool, WrongState, fill, read
 
 CHUNK = 2 * MIB
 A, B, C = 16, 32, 48
 
 
-@pytest.fixture
-def pool(fake_cuda):
-    """On the stand-in, where work is done only when a test says so."""
-    fake_cuda.hold(1)
-    with NativePool("cuda", budget=8 * CHUNK) as pool:
-        yield pool
-        fake_cuda.hold(0)
+pool = pytest.fixture(held_pool)
 
 
 def test_work_behind_another_stream_starts_after_it(pool, fake_cuda):

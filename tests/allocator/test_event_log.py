@@ -122,14 +122,13 @@ def test_a_log_says_what_the_pool_did_from_the_moment_it_was_on(make_pool, recor
         assert {0, 7} <= set(trace.stream)
 
 
-def test_nothing_is_logged_once_the_log_is_off(make_pool, record):
-    with make_pool() as pool:
-        recorded = record(pool)
-        first = pool.allocate(1000)
-        trace = recorded.stop()
-        pool.free(first)
-        pool.free(pool.allocate(5000))
-        assert events(trace, Kind.ALLOCATE, Kind.FREE) == [(Kind.ALLOCATE, first, 1000)]
+def test_nothing_is_logged_once_the_log_is_off(pool, record):
+    recorded = record(pool)
+    first = pool.allocate(1000)
+    trace = recorded.stop()
+    pool.free(first)
+    pool.free(pool.allocate(5000))
+    assert events(trace, Kind.ALLOCATE, Kind.FREE) == [(Kind.ALLOCATE, first, 1000)]
 
 
 def test_room_failures_and_budgets_are_events(make_pool, record):

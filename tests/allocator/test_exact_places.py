@@ -29,11 +29,6 @@ def address_order(pool):
 class TestInAFreeHole:
     """Of each driver's pools, mapped and fixed."""
 
-    @pytest.fixture
-    def pool(self, make_pool):
-        with make_pool(8) as pool:
-            yield pool
-
     def test_the_block_begins_where_it_was_asked_for_and_counts(self, pool, chunk):
         base = base_of(pool)
         at = base + 3 * chunk + 5 * GRAIN
@@ -120,14 +115,13 @@ class TestInTheWay:
         assert (count[0], out[0]) == (3, ffi.NULL)
 
 
-def test_small_requests_have_none(make_pool, has_slabs, chunk):
-    with make_pool(8) as pool:
-        base = base_of(pool)
-        assert pool.try_at(1, base) == NOTHING
-        assert pool.try_at(2048, base) == NOTHING
-        assert pool.try_at(2049, base) == given_at(base)
-        small = pool.allocate(100)
-        assert pool.try_at(chunk, small) == NOTHING, "where the slabs are"
+def test_small_requests_have_none(pool, has_slabs, chunk):
+    base = base_of(pool)
+    assert pool.try_at(1, base) == NOTHING
+    assert pool.try_at(2048, base) == NOTHING
+    assert pool.try_at(2049, base) == given_at(base)
+    small = pool.allocate(100)
+    assert pool.try_at(chunk, small) == NOTHING, "where the slabs are"
 
 
 @pytest.mark.parametrize("driver", ["counted", "guarded"])

@@ -11,17 +11,16 @@ def address_order(pool):
     return [(block.address, block.size_bytes, block.state) for block in pool.snapshot()]
 
 
-def test_it_lies_outside_and_counts_as_a_block(make_pool, chunk):
-    with make_pool(8) as pool:
-        first = pool.allocate(chunk)
-        place = pool.try_outside(chunk, first, first + 3 * chunk)
-        assert place >= first + 3 * chunk
-        assert pool.block_bytes(place) == chunk
-        assert pool.stats().live_blocks == 2
-        assert pool.stats().allocated_bytes == 2 * chunk
-        if pool.has_memory:
-            fill(place, chunk, 3)
-        pool.verify()
+def test_it_lies_outside_and_counts_as_a_block(pool, chunk):
+    first = pool.allocate(chunk)
+    place = pool.try_outside(chunk, first, first + 3 * chunk)
+    assert place >= first + 3 * chunk
+    assert pool.block_bytes(place) == chunk
+    assert pool.stats().live_blocks == 2
+    assert pool.stats().allocated_bytes == 2 * chunk
+    if pool.has_memory:
+        fill(place, chunk, 3)
+    pool.verify()
 
 
 def test_the_room_callback_is_not_asked_and_nothing_changes(make_pool, chunk):
@@ -107,18 +106,17 @@ def test_small_requests_and_counted_pools_have_none():
         assert pool.try_outside(MIB) == 0
 
 
-def test_a_copy_has_the_bytes(make_pool, chunk):
-    with make_pool(8) as pool:
-        source, to = pool.allocate(chunk), pool.allocate(chunk)
-        if pool.has_memory:
-            fill(source, chunk, 7)
-            fill(to, chunk, 1)
-        pool.copy(to, source, chunk)
-        pool.synchronize(0)
-        if pool.has_memory:
-            assert read(to, chunk) == {7}
-        with pytest.raises(Invalid, match="copy: address"):
-            pool.copy(to, 4096, chunk)
+def test_a_copy_has_the_bytes(pool, chunk):
+    source, to = pool.allocate(chunk), pool.allocate(chunk)
+    if pool.has_memory:
+        fill(source, chunk, 7)
+        fill(to, chunk, 1)
+    pool.copy(to, source, chunk)
+    pool.synchronize(0)
+    if pool.has_memory:
+        assert read(to, chunk) == {7}
+    with pytest.raises(Invalid, match="copy: address"):
+        pool.copy(to, 4096, chunk)
 
 
 def test_a_copy_of_what_another_stream_uses_comes_behind_it_and_is_timed(fake_cuda):

@@ -5,18 +5,14 @@ work of another without an event in between.
 """
 
 import pytest
+from native_fixtures import held_pool
 from native_pool import FREE, IN_USE, MIB, PENDING, NativePool, OutOfMemory
 
 CHUNK = 2 * MIB
 A, B, C = 16, 32, 48
 
 
-@pytest.fixture
-def pool(fake_cuda):
-    fake_cuda.hold(1)
-    with NativePool("cuda", budget=8 * CHUNK) as pool:
-        yield pool
-        fake_cuda.hold(0)
+pool = pytest.fixture(held_pool)
 
 
 def states(pool):
