@@ -1,6 +1,7 @@
 """What the tests of the core share: compiled helpers and the stand-in for libcuda."""
 
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -24,6 +25,25 @@ def compile_cpp(sources, output: Path, *flags: str) -> Path:
     command += [*map(str, sources), "-o", str(output), *flags]
     subprocess.run(command, check=True)
     return output
+
+
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+
+
+def cpp_program(folder: Path, *sources, flags=()) -> Callable[..., str]:
+    """Compiles a program; gives a function that runs it with arguments, and text on its standard
+    input, and returns what it prints. The program must succeed."""
+    program = compile_cpp([ROOT / source for source in sources], folder / "program", *flags)
+
+    def run(*arguments, text: str | None = None) -> str:
+        # A sanitizer that is preloaded for Python must not be loaded twice.
+        environ = {"ASAN_OPTIONS": "detect_leaks=1"}
+        command = [program, *map(str, arguments)]
+        done = subprocess.run(command, input=text, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    return run
 
 
 def load_cpp(sources, library: Path, declarations: str):

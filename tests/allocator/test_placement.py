@@ -1,9 +1,9 @@
 """Placement policies: where a block must land. Needs the native build and g++."""
 
-import subprocess
+import re
 
 import pytest
-from native_fixtures import ROOT, compile_cpp
+from native_fixtures import ROOT, cpp_program
 from native_pool import KIB, Invalid, NativePool
 
 POLICIES = {"best-fit": 0, "first-fit": 1, "two-ended": 2, "size-classes": 3}
@@ -11,12 +11,9 @@ NONE, EXPENSIVE, CHEAP = 0, 1, 2
 
 
 def test_every_block_of_a_random_heap_lands_where_its_policy_says(core_object, tmp_path):
-    program = tmp_path / "place_blocks"
-    sources = [ROOT / "tests/allocator/place_blocks.cpp", core_object]
-    compile_cpp(sources, program, "-ldl", "-lpthread")
-    done = subprocess.run([str(program), "4000"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    compared = {line.split()[0]: int(line.split()[1]) for line in done.stdout.splitlines()}
+    sources = ("tests/allocator/place_blocks.cpp", core_object)
+    found = cpp_program(tmp_path, *sources, flags=["-ldl", "-lpthread"])(4000)
+    compared = {line.split()[0]: int(line.split()[1]) for line in found.splitlines()}
     assert set(compared) == set(POLICIES)
     assert min(compared.values()) > 1000
 
@@ -76,3 +73,29 @@ def test_what_is_no_policy_or_hint_is_refused():
         NativePool("simulated", placement=4)
     with NativePool("simulated") as pool, pytest.raises(Invalid, match="hint is 3; allowed: 0"):
         pool.allocate_hinted(1, 3)
+
+
+# ---- The checker itself: a rule that is broken by hand is named. Needs g++ ----
+
+
+@pytest.fixture(scope="module")
+def verdicts(core_object, tmp_path_factory):
+    """What the checker says of each corruption: (broken rule, message)."""
+    sources = ("tests/allocator/corrupt_heap.cpp", core_object)
+    folder = tmp_path_factory.mktemp("corrupt")
+    output = cpp_program(folder, *sources, flags=["-ldl", "-lpthread"])()
+    return [line.split(" ", 1) for line in output.splitlines()]
+
+
+def test_every_corruption_is_found_and_named(verdicts):
+    assert len(verdicts) == 19
+    for rule, message in verdicts:
+        assert message.startswith(f"{rule}: "), f"{rule} was broken, the checker says: {message!r}"
+
+
+def test_every_rule_is_broken_once(verdicts):
+    headers = ("heap.h", "chunks.h", "slab.h", "pool.h")
+    text = "".join((ROOT / "allocator" / header).read_text() for header in headers)
+    rules = set(re.findall(r"^//   ([HCLP]\d)  ", text, re.MULTILINE))
+    assert len(rules) >= 15
+    assert rules == {rule for rule, _ in verdicts}

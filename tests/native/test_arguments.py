@@ -1,7 +1,4 @@
-"""Arguments of the engine, the simulator and the models that are not allowed.
-
-Needs the native build. The fixture checks at the end that nothing was left behind.
-"""
+"""Arguments of the engine, the simulator and the models that are not allowed."""
 
 import math
 

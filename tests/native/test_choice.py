@@ -1,4 +1,4 @@
-"""What the engine chooses to evict, under every heuristic. Needs the native build.
+"""What the engine chooses to evict, under every heuristic.
 
 check_invariants() compares, in every step, each cached sum with a fresh walk and each bound with
 the score, and in every fourth the search with brute force (native/policy/victim_search.cpp).
@@ -7,11 +7,10 @@ the score, and in every fourth the search with brute force (native/policy/victim
 import itertools
 import math
 import random
-import subprocess
 from collections import Counter
 
 import pytest
-from native_fixtures import ROOT, compile_cpp
+from native_fixtures import SANITIZERS, cpp_program
 from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, ffi, lib
 from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, release
 
@@ -26,10 +25,8 @@ HISTORY = 60  # operators: what is deeper is slow to bring back under heuristics
 
 def check_random_candidates(name, folder):
     """Runs a program of this folder that compares searches of the columns with trying all."""
-    sources = [ROOT / f"tests/native/{name}.cpp", ROOT / "native/policy/candidates.cpp"]
-    program = compile_cpp(sources, folder / name, "-O2")
-    result = subprocess.run([str(program)], capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout
+    sources = (f"tests/native/{name}.cpp", "native/policy/candidates.cpp")
+    cpp_program(folder, *sources, flags=["-O2"])()
 
 
 class Program:
@@ -453,3 +450,14 @@ class TestCallback:
         with pytest.raises(WrongState, match="callback failed"):
             toy.one("f", x, words=8 * WORDS)
         toy.configure("lru")
+
+
+# ---- Evicted components (native/policy/component.h) against brute force. Needs g++ ----
+
+
+def test_random_merges_agree_with_brute_force_and_leave_no_node(tmp_path):
+    program = cpp_program(tmp_path, "tests/native/random_components.cpp", flags=SANITIZERS)
+    for seed in range(5):
+        kind, nodes, merges = program(seed, 1000).split()
+        assert kind == "ok"
+        assert min(int(nodes), int(merges)) > 100

@@ -1,10 +1,9 @@
 """Costs per signature (native/policy/costs.h) and the engine's clock. Needs g++ and the core."""
 
-import subprocess
 from random import Random
 
 import pytest
-from native_fixtures import ROOT, compile_cpp
+from native_fixtures import SANITIZERS, cpp_program
 from native_pool import Invalid, check, ffi, lib
 from toy import MUTATE, WORDS, measured, op_key
 
@@ -12,30 +11,11 @@ CPU, CUDA = 0, 1
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    path = tmp_path_factory.mktemp("costs") / "cost_table"
-    sanitizers = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
-    sources = [ROOT / "tests/native/cost_table.cpp", ROOT / "native/policy/costs.cpp"]
-
-    return compile_cpp(sources, path, *sanitizers)
-
-
-@pytest.fixture
-def table(program):
+def table(tmp_path_factory):
     """Runs commands on a new table and returns their answers."""
-
-    def run(*commands):
-        result = subprocess.run(
-            [str(program)],
-            input="\n".join(commands),
-            capture_output=True,
-            text=True,
-            env={"ASAN_OPTIONS": "detect_leaks=1"},
-        )
-        assert result.returncode == 0, result.stdout + result.stderr
-        return [int(line) if line.isdigit() else line for line in result.stdout.split()]
-
-    return run
+    sources = ("tests/native/cost_table.cpp", "native/policy/costs.cpp")
+    program = cpp_program(tmp_path_factory.mktemp("costs"), *sources, flags=SANITIZERS)
+    return lambda *commands: [*map(int, program(text="\n".join(commands)).split())]
 
 
 class TestTheTable:

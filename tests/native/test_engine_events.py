@@ -1,4 +1,4 @@
-"""What the engine adds to a trace: evictions, returns, moves, operators. Needs the native build."""
+"""What the engine adds to a trace: evictions, returns, moves, operators."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heaps that traces go through, and the measures of known ones. Needs the native build."""
+"""Heaps that traces go through, and the measures of known ones."""
 
 import random
 

@@ -1,7 +1,4 @@
-"""Contents go to other addresses of their pool (eviction/move.cpp). Needs the native build.
-
-The fixtures check at the end that nothing was left behind.
-"""
+"""Contents go to other addresses of their pool (eviction/move.cpp)."""
 
 from __future__ import annotations
 

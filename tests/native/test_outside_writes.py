@@ -1,7 +1,4 @@
-"""Memory that something other than an operator wrote or replaced.
-
-Needs the native build. The fixture checks at the end that nothing was left behind.
-"""
+"""Memory that something other than an operator wrote or replaced."""
 
 import pytest
 from native_pool import WrongState, check, ffi, lib
@@ -169,24 +166,3 @@ class TestBehindTheEnginesBack:
         toy.memory = memory  # which it outlives
         tensor.store.expected[:] = bytes(ffi.sizeof(memory))
         return tensor
-
-    def test_a_storage_that_got_other_memory_begins_anew(self, toy):
-        _, y, z = line(toy, "f", "g")
-        check(lib.dtr_sim_replace_memory(y.pointer, 0))
-        toy.write(y, b"12345678")
-        y.store.expected[:] = b"12345678" * WORDS
-        toy.verify()
-        w = toy.one("g", y)
-        for tensor in (z, w):
-            assert toy.evict(tensor)
-            assert toy.content(tensor) == tensor.expected()
-        assert not toy.evict(y)
-
-    def test_an_evicted_storage_may_get_other_memory(self, toy):
-        _, y, z = line(toy, "f", "g")
-        assert toy.evict(y)
-        check(lib.dtr_sim_replace_memory(y.pointer, 0))
-        toy.verify()
-        assert toy.resident(y)
-        assert toy.evict(z)
-        assert toy.content(z) == z.expected()

@@ -1,4 +1,4 @@
-"""Which end of the heap the engine asks for (eviction/placement_hint.h). Needs the native build."""
+"""Which end of the heap the engine asks for (eviction/placement_hint.h)."""
 
 from __future__ import annotations
 

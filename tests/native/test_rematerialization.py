@@ -1,11 +1,10 @@
-"""Contents leave memory to make room, and operators bring them back.
+"""Contents leave memory to make room, and operators bring them back."""
 
-Needs the native build. The fixture checks at the end that nothing was left behind.
-"""
+from __future__ import annotations
 
 import pytest
-from native_pool import ffi
-from toy import MUTATE, PAGE, WORDS, chain, line, release
+from native_pool import WrongState, ffi
+from toy import MUTATE, PAGE, WORDS, Toy, chain, line, release
 
 
 class TestMakingRoom:
@@ -115,17 +114,6 @@ class TestSeveralResults:
         assert toy.content(parts[1]) == parts[1].expected()
         assert toy.pool.stats().live_blocks == 2
 
-    def test_an_operator_may_overwrite_and_make_results_at_once(self, toy):
-        _, y = line(toy, "f")
-        z = toy.one("pop_", (y, MUTATE), words=2 * WORDS)
-        for first, second in ((y, z), (z, y)):
-            toy.materialize(z)
-            toy.materialize(y)
-            assert toy.evict(first)
-            assert toy.evict(second)
-            assert toy.content(first) == first.expected()
-            assert toy.content(second) == second.expected()
-
     @pytest.mark.parametrize("next_version_lives", [True, False])
     def test_an_old_version_that_a_step_overwrote_is_not_taken_for_whole(
         self, toy, next_version_lives
@@ -198,3 +186,61 @@ def test_an_input_that_dies_after_the_step_was_described_is_held_for_it(make_toy
     toy.materialize(z)
     assert toy.recomputed == ["g"]
     toy.verify()
+
+
+# ---- Whether a rematerialization gives the bytes that were evicted (native/graph/verifier.h) ----
+
+
+class Impure(Toy):
+    """An operator that is called impure gives another result each time from some time on."""
+
+    is_impure = False
+
+    def _execute(self, operator, tensors):
+        if self.is_impure and operator.name == "impure":
+            self.count_of_runs = getattr(self, "count_of_runs", 0) + 1
+            operator = operator._replace(parameter=self.count_of_runs)
+        return super()._execute(operator, tensors)
+
+
+def test_what_comes_back_as_it_was_is_compared_and_let_be(make_toy):
+    toy = make_toy(verify=1)
+    _, x, y = line(toy, "f", "g")
+    assert toy.evict(x)
+    assert toy.evict(y)
+    assert toy.content(y) == y.expected()
+    assert toy.stats().verified == 2
+
+
+def test_a_result_that_differs_fails_the_rematerialization_and_stays_evicted(make_toy):
+    toy = make_toy(kind=Impure, verify=1)
+    _, x = line(toy, "impure")
+    toy.evict(x)
+    toy.is_impure = True
+    with pytest.raises(WrongState, match=r"op \d+ .* of the 4096 bytes of storage \d+ .* offset 0"):
+        toy.materialize(x)
+    toy.verify()
+    assert not toy.resident(x)
+    toy.is_impure = False
+    assert toy.content(x) == x.expected()
+
+
+def test_only_each_nth_eviction_keeps_a_copy(make_toy):
+    toy = make_toy(verify=3)
+    source = toy.unseen(WORDS)
+    results = [toy.one("f", source, words=WORDS, parameter=i) for i in range(7)]
+    for result in results:
+        assert toy.evict(result)
+    for result in results:
+        toy.materialize(result)
+        result.release()
+    assert toy.stats().verified == 2
+
+
+def test_a_copy_goes_with_its_storage(make_toy):
+    toy = make_toy(verify=1)
+    source, x = line(toy, "f")
+    toy.evict(x)
+    x.release()
+    source.release()
+    assert toy.stats().verified == 0

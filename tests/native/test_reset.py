@@ -1,7 +1,4 @@
-"""The engine forgets its records, once nothing needs them.
-
-Needs the native build. The fixture checks at the end that nothing was left behind.
-"""
+"""The engine forgets its records, once nothing needs them."""
 
 import pytest
 from native_pool import OutOfMemory, WrongState, lib

@@ -1,4 +1,4 @@
-"""A search for what to evict allocates nothing. Needs the native build.
+"""A search for what to evict allocates nothing.
 
 In a process of its own, in which the core uses an operator new that counts (counted_new.cpp).
 """

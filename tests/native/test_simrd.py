@@ -9,8 +9,8 @@ import json
 import lzma
 import os
 import random
-import subprocess
 import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_fixtures import ROOT, compile_cpp
+from native_fixtures import cpp_program
 
 from bench.studies.linear_network import linear_network
 from bench.studies.log import Log
@@ -356,19 +356,17 @@ divisors = st.one_of(st.integers(1, 2**53), st.integers(2**53, 2**66), st.intege
 
 
 @pytest.fixture(scope="module")
-def quotients(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("quotients") / "quotients"
-    return compile_cpp([ROOT / "tests/native/quotients.cpp"], path)
+def quotients(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    return cpp_program(tmp_path_factory.mktemp("quotients"), "tests/native/quotients.cpp")
 
 
 @settings(max_examples=30)
 @given(pairs=st.lists(st.tuples(numbers, divisors), min_size=100, max_size=200))
 def test_quotients_are_rounded_as_python_rounds_them(
-    quotients: Path, pairs: list[tuple[int, int]]
+    quotients: Callable[..., str], pairs: list[tuple[int, int]]
 ) -> None:
     lines = "".join(f"{a} {b >> 64} {b & (2**64 - 1)}\n" for a, b in pairs)
-    output = subprocess.run([quotients], input=lines, capture_output=True, text=True, check=True)
-    ours = [float.fromhex(line) for line in output.stdout.split()]
+    ours = [float.fromhex(line) for line in quotients(text=lines).split()]
     assert ours == [a / b for a, b in pairs]
 
 

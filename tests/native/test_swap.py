@@ -1,7 +1,4 @@
-"""Contents go to host memory and come back (eviction/swap_space.cpp). Needs the native build.
-
-The fixture checks at the end that nothing was left behind.
-"""
+"""Contents go to host memory and come back (eviction/swap_space.cpp)."""
 
 from __future__ import annotations
 
@@ -60,14 +57,6 @@ class TestConstants:
         assert toy.resident(source)
         assert toy.recomputed == []
         assert all_right(toy, source, first, second)
-
-    def test_overwriting_one_keeps_what_was_computed_from_it(self, make_toy):
-        toy = make_toy(**swapping())
-        source, result = line(toy, "f")
-        toy.evict(result)
-        toy.evict(source)
-        toy.run("add_", (source, MUTATE), parameter=1)
-        assert all_right(toy, source, result)
 
     def test_a_swapped_result_becomes_a_constant_where_it_lies(self, make_toy):
         """When what it was computed from is overwritten it need not come back."""

@@ -1,4 +1,4 @@
-"""Places for a request in one piece: windows. Needs the native build.
+"""Places for a request in one piece: windows.
 
 check_invariants() compares, in every fourth step, the windows that the search finds for several
 sizes with those that trying every run of blocks finds (native/policy/window_search.cpp).

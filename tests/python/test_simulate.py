@@ -5,11 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-pytest.importorskip(
-    "dtr_alloc._core",
-    reason="the core is not built here (pip install -e .)",
-    exc_type=ImportError,
-)
+pytest.importorskip("dtr_alloc._core", reason="the core is not built here", exc_type=ImportError)
 
 from dtr_alloc import heuristics, oplog
 from dtr_alloc.simulation import simulate

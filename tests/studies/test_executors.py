@@ -18,11 +18,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip(
-    "dtr_alloc._core",
-    reason="the core is not built here (pip install -e .)",
-    exc_type=ImportError,
-)
+pytest.importorskip("dtr_alloc._core", reason="the core is not built here", exc_type=ImportError)
 
 from click.testing import CliRunner
 
