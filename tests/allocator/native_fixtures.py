@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +26,13 @@ def compile_cpp(sources, output: Path, *flags: str) -> Path:
     command += [*map(str, sources), "-o", str(output), *flags]
     subprocess.run(command, check=True)
     return output
+
+
+def on_threads(*works: Callable[[], object]) -> None:
+    """Each on a thread of its own, at once; none may raise."""
+    with ThreadPoolExecutor(len(works)) as threads:
+        for done in [threads.submit(work) for work in works]:
+            done.result()
 
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")

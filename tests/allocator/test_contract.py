@@ -1,10 +1,11 @@
 """What every driver's pool promises. Needs the native build; CUDA is the stand-in."""
 
 import random
-import threading
+from functools import partial
 from itertools import pairwise
 
 import pytest
+from native_fixtures import on_threads
 from native_pool import (
     FREE,
     IN_USE,
@@ -384,34 +385,25 @@ def test_an_unknown_driver_is_named():
 
 def test_threads_may_share_a_pool(make_pool):
     with make_pool(chunks=256) as pool:
-        failures = []
 
         def work(seed):
             generator = random.Random(seed)
             out = ffi.new("void **")
             mine = []
-            try:
-                for _ in range(2000):
-                    if generator.random() < 0.5 or not mine:
-                        size = int(2 ** generator.uniform(4, 15))
-                        check(lib.dtr_pool_allocate(pool.handle, size, 0, out))
-                        mine.append((out[0], size))
-                        if pool.has_memory:
-                            ffi.cast("uint8_t *", out[0])[0] = seed
-                    else:
-                        address, _ = mine.pop(generator.randrange(len(mine)))
-                        if pool.has_memory and ffi.cast("uint8_t *", address)[0] != seed:
-                            failures.append("a block was handed out twice")
-                        check(lib.dtr_pool_free(pool.handle, address))
-                for address, _ in mine:
+            for _ in range(2000):
+                if generator.random() < 0.5 or not mine:
+                    size = int(2 ** generator.uniform(4, 15))
+                    check(lib.dtr_pool_allocate(pool.handle, size, 0, out))
+                    mine.append(out[0])
+                    if pool.has_memory:
+                        ffi.cast("uint8_t *", out[0])[0] = seed
+                else:
+                    address = mine.pop(generator.randrange(len(mine)))
+                    if pool.has_memory:
+                        assert ffi.cast("uint8_t *", address)[0] == seed, "handed out twice"
                     check(lib.dtr_pool_free(pool.handle, address))
-            except Exception as error:
-                failures.append(error)
+            for address in mine:
+                check(lib.dtr_pool_free(pool.handle, address))
 
-        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(1, 5)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        on_threads(*[partial(work, seed) for seed in range(1, 5)])
         assert pool.stats().live_blocks == 0

@@ -45,8 +45,7 @@ def test_what_runs_again_is_counted_where_it_stands(make_toy, place):
         results.append(toy.one("f", x, parameter=len(results)))
     place(7)  # where they run again is no matter
     for result in results:
-        assert toy.evict(result)
-        assert toy.content(result) == result.expected()
+        assert result.comes_back()
     assert repeats(toy) == {1: 1, 2: 2}
     assert toy.evict(results[0])
     check(lib.dtr_engine_keep_account(toy.engine, 0))

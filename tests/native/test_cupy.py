@@ -7,13 +7,13 @@ installed, by CuPy itself with a stand-in for what needs a device: its current d
 import gc
 import os
 import sys
-import threading
 import types
 import weakref
 
 import pytest
 from commands import python
 from cupy_stand_in import Situation, Stream, stand_in
+from native_fixtures import on_threads
 from native_pool import IN_USE, MIB, NativePool, ffi, lib
 from toy import Toy
 
@@ -237,9 +237,7 @@ def test_an_allocation_that_does_not_fit_evicts_what_can_be_computed_again(cupy)
 def test_another_thread_may_let_go(cupy):
     ours.enable("8MiB")
     held = [cupy.cuda.alloc(100)]
-    thread = threading.Thread(target=held.clear)
-    thread.start()
-    thread.join()
+    on_threads(held.clear)
     assert in_use() == {}
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 
 import pytest
+from native_fixtures import on_threads
 from test_event_log import PoolsOf
 from toy import WORDS, op_key, release
 
@@ -40,7 +40,7 @@ def marks(trace):
 def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(toy, tmp_path):
     source = toy.unseen(WORDS)
     recorded = record(toy, tmp_path / "t", "f")
-    x = toy.one("f", source, words=WORDS)
+    x = toy.one("f", source)
     places = [x.address]
     assert toy.move(x)
     places.append(x.address)
@@ -66,15 +66,13 @@ def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(toy, tmp_path
     source = toy.unseen(WORDS)
     recorded = record(toy, tmp_path / "t", "f", "g")
     frame = toy.frame
-    made = [toy.one("f", source, words=WORDS)]
+    made = [toy.one("f", source)]
 
     def go_on():
         toy.frame = frame
-        made.append(toy.one("g", source, words=WORDS))
+        made.append(toy.one("g", source))
 
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    thread.join()
+    on_threads(go_on)
     named = {tensor.address: name for tensor, name in zip(made, "fg", strict=True)}
     release(source, *made)
     trace = ended(recorded)
@@ -89,9 +87,7 @@ def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(toy, t
     source = toy.unseen(WORDS)
     recorded = record(toy, tmp_path / "t", "f", "g")
     frames = []
-    thread = threading.Thread(target=lambda: frames.append(toy.frame))
-    thread.start()
-    thread.join()
+    on_threads(lambda: frames.append(toy.frame))
     made = []
 
     def fail(_):
@@ -121,8 +117,8 @@ def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(toy, t
 def test_what_the_job_drops_is_free_without_an_eviction(toy, tmp_path):
     source = toy.unseen(WORDS)
     recorded = record(toy, tmp_path / "t")
-    x = toy.one("f", source, words=WORDS)
-    y = toy.one("g", x, words=WORDS)
+    x = toy.one("f", source)
+    y = toy.one("g", x)
     x.release()  # y could be computed from it again
     y.release()
     source.release()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import threading
+import itertools
+from functools import partial
 
 import pytest
+from native_fixtures import on_threads
 from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, CUDA, LARGE, A, B
 from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORD, WORDS, Toy, all_right, by_name, line, release
@@ -25,14 +27,14 @@ class TestWhatMoves:
         assert (toy.stats().moves, toy.stats().moved_bytes) == (1, PAGE)
         assert toy.pool.block_bytes(before) == 0
         toy.run("add_", (head, MUTATE))
-        y = toy.one("g", tail, words=WORDS)
+        y = toy.one("g", tail)
         assert all_right(toy, x, head, tail, y)
         assert toy.evict(x)
         assert all_right(toy, x, head, tail, y)
 
     def test_constants_and_parameters_do(self, toy):
         unseen, weight = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
-        x = toy.one("layer", unseen, (weight, CONSTANT), words=WORDS)
+        x = toy.one("layer", unseen, (weight, CONSTANT))
         assert toy.move(unseen)
         assert toy.move(weight)
         assert all_right(toy, unseen, weight)
@@ -63,8 +65,8 @@ class TestWhatMoves:
         toy = make_toy(dealloc=dealloc)
         source, first = line(toy, "first")
         assert toy.evict(first), "memory is short"
-        x = toy.one("x", source, words=WORDS)
-        y = toy.one("y", x, words=WORDS)
+        x = toy.one("x", source)
+        y = toy.one("y", x)
         x.release()
         assert toy.move_some(1, 20) == 20
         assert toy.evict(y)
@@ -73,7 +75,7 @@ class TestWhatMoves:
 
     def test_pinned_escaped_evicted_and_unknown_ones_stay(self, toy):
         pinned, escaped, unknown = (toy.unseen(WORDS, seed=i) for i in range(3))
-        gone = toy.one("f", pinned, escaped, words=WORDS)
+        gone = toy.one("f", pinned, escaped)
         toy.pin(pinned)
         toy.pin(escaped, escaped=True)
         toy.evict(gone)
@@ -94,7 +96,7 @@ class TestWhatMoves:
 
     def test_what_a_running_operator_uses_stays(self, toy):
         source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
-        x = toy.one("x", source, words=WORDS)
+        x = toy.one("x", source)
         toy.one("look", other, words=8).release()
         seen = []
 
@@ -125,8 +127,8 @@ class TestWhatMoves:
 
     def test_hidden_state_and_old_versions_are_right_afterwards(self, toy):
         source, hidden = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
-        x = toy.one("norm", source, (hidden, SCRATCH), words=WORDS)
-        y = toy.one("y", x, words=WORDS)
+        x = toy.one("norm", source, (hidden, SCRATCH))
+        y = toy.one("y", x)
         toy.run("add_", (x, MUTATE))
         assert toy.move(hidden)
         assert toy.move(x)
@@ -423,14 +425,13 @@ def test_other_threads_find_their_contents(make_toy):
     """One moves whatever it can while others compute, drop and read."""
     toy = make_toy(pages=128)
     sources = [toy.unseen(WORDS, seed=i) for i in range(4)]
-    failures = []
-    done = threading.Event()
+    done = []
 
     def work(first):
+        results = []
         try:
-            results = []
             for i in range(150):
-                results.append(toy.one("f", sources[i % 4], words=WORDS, parameter=(first, i)))
+                results.append(toy.one("f", sources[i % 4], parameter=(first, i)))
                 toy.run("g", (results[-1], MUTATE))
                 if len(results) > 5:
                     oldest = results.pop(0)
@@ -438,28 +439,16 @@ def test_other_threads_find_their_contents(make_toy):
                     toy.materialize(oldest)
                     assert oldest.is_right()
                     oldest.release()
-            release(*results)
-        except BaseException as error:
-            failures.append(error)
+        finally:
+            done.append(first)
 
     def move():
-        try:
-            seed = 0
-            while not done.is_set():
-                toy.move_some(seed, 3)
-                seed += 1
-        except BaseException as error:
-            failures.append(error)
+        for seed in itertools.count():
+            toy.move_some(seed, 3)
+            if len(done) == 2:
+                return
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    mover = threading.Thread(target=move)
-    for thread in [*threads, mover]:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    done.set()
-    mover.join()
-    assert failures == []
+    on_threads(partial(work, 0), partial(work, 1), move)
     assert toy.stats().moves > 0
     assert all_right(toy, *sources)
 

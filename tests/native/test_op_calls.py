@@ -2,9 +2,10 @@
 
 import re
 import threading
+from functools import partial
 
 import pytest
-from native_fixtures import UNKNOWN
+from native_fixtures import UNKNOWN, on_threads
 from native_pool import DriverFailed, NativePool, OutOfMemory, WrongState, check, ffi, lib
 from toy import (
     DEALLOCS,
@@ -145,20 +146,16 @@ class TestThreads:
     def test_frames_of_several_threads_work_in_parallel(self, make_toy, dealloc):
         toy = make_toy(pages=40, dealloc=dealloc)
         shared = toy.unseen(WORDS)
-        errors = []
 
         def work(thread):
-            try:
-                for step in range(40):
-                    layers = [toy.one("embed", shared, parameter=(thread, step))]
-                    for _ in range(12):
-                        layers.append(toy.one("layer", layers[-1], shared))
-                    toy.run("add_", (layers[5], MUTATE), layers[4])
-                    for layer in reversed(layers):
-                        check_content(layer)
-                    release(*layers)
-            except BaseException as error:
-                errors.append(error)
+            for step in range(40):
+                layers = [toy.one("embed", shared, parameter=(thread, step))]
+                for _ in range(12):
+                    layers.append(toy.one("layer", layers[-1], shared))
+                toy.run("add_", (layers[5], MUTATE), layers[4])
+                for layer in reversed(layers):
+                    check_content(layer)
+                release(*layers)
 
         def check_content(tensor):
             # Another thread may evict it between the two calls, so it is held by an operator.
@@ -166,12 +163,7 @@ class TestThreads:
             toy.run("look", tensor, fails=lambda operator: held.append(tensor.is_right()))
             assert held == [True]
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == []
+        on_threads(*[partial(work, i) for i in range(4)])
         assert toy.stats().evictions > 0
         assert toy.stats().rematerializations > 0
 
@@ -183,23 +175,18 @@ def test_frames_go_on_when_the_threads_that_used_them_have_ended(toy):
     frames, made = [], []
 
     def use():
-        made.append(toy.one("f", source, words=WORDS))
+        made.append(toy.one("f", source))
         frames.append(toy.frame)
         all_are_here.wait()
 
-    threads = [threading.Thread(target=use) for _ in range(all_are_here.parties)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    on_threads(*[use] * all_are_here.parties)
     for frame, tensor in list(zip(frames, made, strict=True)):
         other = threading.Thread(target=use)
         all_are_here = threading.Barrier(1)
         other.start()
         toy.frame = frame
-        assert toy.evict(tensor)
-        assert toy.content(tensor) == tensor.expected()
-        made.append(toy.one("g", tensor, words=WORDS))
+        assert tensor.comes_back()
+        made.append(toy.one("g", tensor))
         other.join()
 
 
@@ -221,8 +208,7 @@ def test_a_failing_driver_call_is_a_driver_error_and_leaves_no_lock(fake_cuda):
         toy.verify()
         check(lib.dtr_pool_trim(toy.pool.handle, ffi.NULL))  # the next one maps anew
     assert failures > 0
-    assert toy.evict(y)
-    assert toy.content(y) == y.expected()
+    assert y.comes_back()
     release(x, y)
     assert toy.pool.stats().live_blocks == 0
     toy.close()

@@ -42,8 +42,7 @@ class TestBehindTheEnginesBack:
         toy.verify()
         assert after.is_right()
         assert resident.is_right()
-        assert toy.evict(after)
-        assert toy.content(after) == after.expected()
+        assert after.comes_back()
         toy.run("add_", (x, MUTATE), parameter=1)
         assert not toy.evict(after), "it was settled, unlike what cannot be any more"
         with pytest.raises(WrongState, match="changed by something other than an operator"):
@@ -54,8 +53,7 @@ class TestBehindTheEnginesBack:
         x = self.foreign(toy, memory)
         y = toy.one("f", x)
         x.release()
-        assert toy.evict(y)
-        assert toy.content(y) == y.expected()
+        assert y.comes_back()
 
     def test_memory_of_others_that_changed_settles_what_hangs_on_it(self, toy):
         memory = ffi.new("uint64_t[]", WORDS)
@@ -67,8 +65,7 @@ class TestBehindTheEnginesBack:
         toy.verify()
         assert y.is_right()
         assert not toy.evict(y)
-        assert toy.evict(z)
-        assert toy.content(z) == z.expected()
+        assert z.comes_back()
 
     def test_a_write_to_what_no_operator_has_read_is_nobodys_matter(self, toy):
         memory = ffi.new("uint64_t[]", 8 * WORDS)
@@ -79,8 +76,7 @@ class TestBehindTheEnginesBack:
         results.append(toy.one("g", batches[0]))
         assert toy.stats().unseen_writes == 0
         for result in results:
-            assert toy.evict(result)
-            assert toy.content(result) == result.expected()
+            assert result.comes_back()
 
     @pytest.mark.parametrize("word", [0, WORDS - 1, WORDS, 2 * WORDS - 1])
     def test_a_write_to_any_word_that_an_operator_has_read_is_noticed(self, toy, word):
@@ -123,8 +119,7 @@ class TestBehindTheEnginesBack:
         again = toy.one("f", x)
         assert toy.stats().unseen_writes == 0
         assert not toy.evict(picked)
-        assert toy.evict(computed)
-        assert toy.content(computed) == computed.expected()
+        assert computed.comes_back()
         assert all(tensor.is_right() for tensor in (picked, again))
 
     def test_what_lies_between_two_batches_is_not_looked_at(self, toy):
@@ -135,8 +130,7 @@ class TestBehindTheEnginesBack:
         results = [toy.one("f", batch) for batch in batches]
         memory[32 * WORDS] = 1
         for result in results:
-            assert toy.evict(result)
-            assert toy.content(result) == result.expected()
+            assert result.comes_back()
         assert toy.stats().unseen_writes == 0
 
     @pytest.mark.parametrize("use", [MUTATE, WRITE_ONLY])

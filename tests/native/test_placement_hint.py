@@ -35,7 +35,7 @@ def taught(run_on, placement=2):
     source = toy.unseen(WORDS)
     for _ in range(8):
         for name in ("expensive", "cheap"):
-            toy.one(name, source, words=WORDS).release()
+            toy.one(name, source).release()
     return toy, source
 
 
@@ -47,7 +47,7 @@ def halves(tensors):
 
 def test_cheap_results_go_to_the_high_end_and_expensive_ones_to_the_low_end(run_on):
     toy, source = taught(run_on)
-    made = [toy.one(name, source, words=WORDS) for name in ("expensive", "cheap") * 6]
+    made = [toy.one(name, source) for name in ("expensive", "cheap") * 6]
     assert halves([source, *made])[1:] == ["low", "high"] * 6
 
 
@@ -68,14 +68,14 @@ def test_constants_and_what_cannot_be_repeated_are_low_however_cheap(run_on):
         toy.unseen(WORDS, seed=1),
         toy.one("cheap", source, words=WORDS, recomputable=False),
         *toy.run("cheap_", (source, MUTATE), results=[WORDS]),
-        toy.one("cheap", source, words=WORDS),
+        toy.one("cheap", source),
     ]
     assert halves([source, *made])[1:] == ["low", "low", "low", "high"]
 
 
 def test_what_is_computed_again_goes_where_its_cost_says(run_on):
     toy, source = taught(run_on)
-    made = [toy.one(name, source, words=WORDS) for name in ("expensive", "cheap") * 3]
+    made = [toy.one(name, source) for name in ("expensive", "cheap") * 3]
     for tensor in made:
         assert toy.evict(tensor)
     for tensor in reversed(made):
@@ -101,7 +101,7 @@ def test_an_operator_that_failed_leaves_no_hint_behind(run_on):
 @pytest.mark.parametrize("placement", [0, 1, 3])
 def test_other_placements_put_cheap_and_expensive_side_by_side(run_on, placement):
     toy, source = taught(run_on, placement)
-    made = [toy.one(name, source, words=WORDS) for name in ("expensive", "cheap") * 6]
+    made = [toy.one(name, source) for name in ("expensive", "cheap") * 6]
     assert set(halves([source, *made])) == {"low"}
 
 
@@ -111,7 +111,7 @@ def test_a_job_is_placed_the_same_way_each_time(run_on):
         made = []
         for i in range(40):
             name = f"{'expensive' if i % 3 == 0 else 'cheap'} {i % 5}"
-            made.append(toy.one(name, source, words=WORDS))
+            made.append(toy.one(name, source))
         return [tensor.address - source.address for tensor in made]
 
     assert places() == places()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from native_fixtures import UNKNOWN
+from native_fixtures import UNKNOWN, on_threads
 from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, LARGE, A, B
 from toy import MUTATE, PAGE, WORD, WORDS, Toy, all_right, by_name, line, release
@@ -35,16 +34,16 @@ class TestConstants:
     def test_what_cannot_be_recomputed_makes_room_and_comes_back(self, make_toy):
         toy = make_toy(pages=5, **swapping())
         sources = [constant(toy, seed=i) for i in range(4)]
-        results = [toy.one("sum", source, words=WORDS) for source in sources]
+        results = [toy.one("sum", source) for source in sources]
         assert toy.stats().swaps > 0
         assert all_right(toy, *sources, *results)
 
     def test_without_swapping_the_same_job_is_out_of_memory(self, make_toy):
         toy = make_toy(pages=5)
         sources = [constant(toy, seed=i) for i in range(4)]
-        first = toy.one("sum", *sources[:2], (sources[0], MUTATE), words=WORDS)
+        first = toy.one("sum", *sources[:2], (sources[0], MUTATE))
         with pytest.raises(OutOfMemory):
-            toy.one("sum", first, words=WORDS)
+            toy.one("sum", first)
 
     def test_an_operator_finds_its_swapped_inputs_again(self, make_toy):
         toy = make_toy(**swapping())
@@ -52,7 +51,7 @@ class TestConstants:
         assert toy.evict(source)
         assert not toy.resident(source)
         assert toy.stats().host_bytes == PAGE
-        second = toy.one("g", source, words=WORDS)
+        second = toy.one("g", source)
         assert toy.stats().host_bytes == 0
         assert toy.resident(source)
         assert toy.recomputed == []
@@ -93,7 +92,7 @@ class TestConstants:
     def test_with_swapping_off_again_they_come_back(self, make_toy):
         toy = make_toy(**swapping())
         source = toy.unseen(WORDS)
-        toy.one("f", source, words=WORDS)
+        toy.one("f", source)
         toy.evict(source)
         toy.configure(swap_bytes=0)
         toy.verify()
@@ -135,7 +134,7 @@ class TestPrices:
     def test_what_is_dear_to_compute_is_swapped_and_what_is_cheap_is_not(self, make_toy):
         toy = make_toy(price=by_name, **swapping(speed=1e9))
         source = toy.unseen(WORDS)
-        dear, cheap = (toy.one(name, source, words=WORDS) for name in ("dear", "cheap"))
+        dear, cheap = (toy.one(name, source) for name in ("dear", "cheap"))
         assert toy.evict(dear)
         assert toy.evict(cheap)
         assert (toy.stats().swaps, toy.stats().evictions) == (1, 1)
@@ -198,13 +197,6 @@ class TestRefusedHostMemory:
         assert all_right(toy, *sources)
 
 
-def beside_each_other(*works):
-    """Each on a thread of its own; none may raise."""
-    with ThreadPoolExecutor(len(works)) as threads:
-        for done in [threads.submit(work) for work in works]:
-            done.result()
-
-
 def test_a_content_that_moves_is_waited_for(make_toy):
     """Two threads need the same constants, which push each other out."""
     toy = make_toy(pages=9, **swapping())
@@ -217,7 +209,7 @@ def test_a_content_that_moves_is_waited_for(make_toy):
             if len(results) > 20:
                 results.pop(0).release()
 
-    beside_each_other(work, work)
+    on_threads(work, work)
     assert toy.stats().swaps > 0
     assert all_right(toy, *sources, *results)
 
@@ -241,11 +233,11 @@ def test_a_victim_that_is_dropped_while_another_is_copied_goes_with_its_record(m
 
     def drop():
         while not over.is_set():
-            kept = [toy.one("f", source, words=WORDS) for source in sources[:6]]
+            kept = [toy.one("f", source) for source in sources[:6]]
             dependents = [toy.one("g", tensor, words=8) for tensor in kept]
             release(*kept, *dependents)
 
-    beside_each_other(make_room, drop)
+    on_threads(make_room, drop)
     toy.verify()
 
 

@@ -100,6 +100,10 @@ class Tensor:
     def is_right(self) -> bool:
         return self.bytes() == self.expected()
 
+    def comes_back(self) -> bool:
+        """Whether it can be evicted, and is then what it was."""
+        return self.toy.evict(self) and self.toy.content(self) == self.expected()
+
 
 class Operator(NamedTuple):
     """What a closure keeps: everything about an operator but its tensors."""
