@@ -41,24 +41,6 @@ def free(address, size):
 
 
 class TestTheHeapOverTime:
-    def test_each_moment_has_its_live_reserved_and_free_bytes(self):
-        series = walk(
-            trace_of(
-                segment(1000, 100),
-                allocate(1000, 40),
-                allocate(1040, 20),
-                allocate(1060, 40),
-                free(1000, 40),
-                free(1060, 40),
-            )
-        ).series
-        assert list(series.live_bytes) == [0, 40, 60, 100, 60, 20]
-        assert list(series.reserved_bytes) == [100] * 6
-        assert list(series.free_bytes) == [100, 60, 40, 0, 40, 80]
-        assert list(series.largest_free_bytes) == [100, 60, 40, 0, 40, 40]
-        assert list(series.sum_free_squares) == [10000, 3600, 1600, 0, 1600, 3200]
-        assert list(series.time_ns) == [0, 1000, 2000, 3000, 4000, 5000]
-
     def test_a_block_is_as_large_as_its_end_says_and_live_is_what_was_asked_for(self):
         series = walk(trace_of(segment(0x1000, 64), allocate(0x1000, 10), free(0x1000, 16))).series
         assert list(series.live_bytes) == [0, 10, 0]
@@ -71,13 +53,6 @@ class TestTheHeapOverTime:
         assert list(series.reserved_bytes) == [10, 20, 20, 20, 20]
         # Once it was freed it is one hole with what was left beside it.
         assert list(series.largest_free_bytes) == [0, 0, 10, 6, 16]
-
-    def test_memory_that_goes_back_is_not_reserved_any_more(self):
-        series = walk(
-            trace_of(segment(0, 100), allocate(0, 10), (Kind.SEGMENT_FREE, 50, 50), free(0, 10))
-        ).series
-        assert list(series.reserved_bytes) == [100, 100, 50, 50]
-        assert list(series.free_bytes) == [100, 90, 40, 50]
 
     @pytest.mark.parametrize(("source", "largest"), [("torch", 100), ("dtr_alloc", 200)])
     def test_holes_of_two_segments_of_pytorch_are_two(self, source, largest):
@@ -93,7 +68,7 @@ class TestTheHeapOverTime:
     def test_random_heaps_are_those_of_a_set_of_bytes(self):
         """Segments come and go around blocks and beside them."""
         choose = random.Random(7)
-        events, expected = [], []
+        events, expected, sums = [], [], []
         blocks, reserved = {}, set()
         while len(events) < 600:
             start = choose.randrange(90)
@@ -120,9 +95,12 @@ class TestTheHeapOverTime:
             starts = sorted(at for at in free_bytes if at - 1 not in free_bytes)
             ends = sorted(at + 1 for at in free_bytes if at + 1 not in free_bytes)
             expected.append(sorted(end - at for at, end in zip(starts, ends, strict=True)))
+            sums.append((sum(map(len, blocks.values())), len(reserved)))
         done = walk(trace_of(*events))
         series = done.series
         assert list(series.event) == list(range(600))
+        assert list(series.time_ns) == [1000 * event for event in range(600)]
+        assert list(zip(series.live_bytes, series.reserved_bytes, strict=True)) == sums
         assert list(series.free_bytes) == [sum(sizes) for sizes in expected]
         assert list(series.largest_free_bytes) == [max(sizes, default=0) for sizes in expected]
         assert list(series.sum_free_squares) == [
@@ -150,12 +128,6 @@ class TestTheHeapOverTime:
         trace.add(event[0], address=event[1], size_bytes=event[2])
         with pytest.raises(TraceError, match=reason):
             walk(trace)
-
-    def test_holes_at_a_moment_are_those_after_that_event(self):
-        done = walk(trace_of(segment(0, 100), allocate(0, 10), allocate(50, 10), free(0, 10)))
-        assert done.holes_at(0) == [100]
-        assert done.holes_at(2) == [40, 40]
-        assert done.holes_at(3) == [40, 50]
 
     def test_each_device_is_a_heap_of_its_own(self):
         trace = Trace({"source": "torch"})

@@ -276,25 +276,30 @@ class TestRescue:
 
 
 class TestInsteadOfEvicting:
-    """In a fixed pool, where a request finds no hole that is large enough."""
+    """Where a request finds no hole that is large enough."""
 
-    def holes(self, make_chunked_toy, name, **options):
-        """Results with holes of their size between them, which take 7 of 16 chunks."""
-        toy = make_chunked_toy(16, price=by_name, move_bytes_per_s=1e9, **options)
-        words = CHUNKS // WORD
+    def holes(self, make_chunked_toy, name, fixed=1, **options):
+        """Results with holes of their size between them: chunks of a fixed pool, or half ones."""
+        options |= {"price": by_name, "move_bytes_per_s": 1e9}
+        toy = make_chunked_toy(16 if fixed else 8, fixed=fixed, **options)
+        words = CHUNKS // WORD // (1 if fixed else 2)
         source = toy.unseen(words)
         results = [toy.one(name, source, words=words, parameter=i) for i in range(15)]
         release(*results[::2])
         return toy, source, results[1::2]
 
     @pytest.mark.parametrize(
-        ("name", "moving", "moves"), [("dear", 1, True), ("dear", 0, False), ("cheap", 1, False)]
+        ("name", "fixed", "moving", "moves"),
+        [
+            *(("dear", 1, 1, True), ("dear", 1, 0, False), ("cheap", 1, 1, False)),
+            *(("dear", 0, 1, True), ("cheap", 0, 1, False)),
+        ],
     )
     def test_what_is_dear_to_compute_is_copied_and_what_is_cheap_is_not(
-        self, make_chunked_toy, name, moving, moves
+        self, make_chunked_toy, name, fixed, moving, moves
     ):
-        toy, source, results = self.holes(make_chunked_toy, name, moving=moving)
-        toy.unseen(3 * CHUNKS // WORD, seed=9)
+        toy, source, results = self.holes(make_chunked_toy, name, fixed, moving=moving)
+        toy.unseen((3 if fixed else 2) * CHUNKS // WORD, seed=9)
         assert (toy.stats().moves > 0) == moves
         assert (toy.stats().evictions > 0) != moves
         assert all_right(toy, source, *results)
@@ -393,21 +398,6 @@ class TestEmptyingChunks:
             toy.unseen(3 * chunk)
         assert toy.stats().moves == 0
         assert all_right(toy, *large)
-
-    @pytest.mark.parametrize(("name", "moves"), [("dear", True), ("cheap", False)])
-    def test_what_is_dear_to_compute_is_copied_and_what_is_cheap_is_not(
-        self, make_chunked_toy, name, moves
-    ):
-        toy = make_chunked_toy(8, price=by_name, fixed=0, moving=1, move_bytes_per_s=1e9)
-        source = toy.unseen(self.WORDS)
-        results = [toy.one(name, source, words=self.WORDS, parameter=i) for i in range(15)]
-        release(*results[::2])
-        kept = results[1::2]
-        toy.unseen(4 * self.WORDS, seed=9)
-        assert (toy.stats().moves > 0) == moves
-        assert (toy.stats().evictions > 0) != moves
-        assert all_right(toy, source, *kept)
-        assert (len(toy.recomputed) > 0) != moves
 
 
 class TestPrices:

@@ -69,8 +69,12 @@ class OpLog:
         lib.dtr_op_log_name(self.toy.frame, number)
 
 
-def test_a_chain_is_a_constant_two_calls_and_their_releases(toy):
-    log = OpLog(toy)
+@pytest.fixture
+def log(toy):
+    return OpLog(toy)
+
+
+def test_a_chain_is_a_constant_two_calls_and_their_releases(toy, log):
     x = toy.unseen(PAGE_WORDS)
     log.name(7)
     y = toy.one("f", x)
@@ -86,8 +90,7 @@ def test_a_chain_is_a_constant_two_calls_and_their_releases(toy):
     ]
 
 
-def test_overwriting_keeps_the_name(toy):
-    log = OpLog(toy)
+def test_overwriting_keeps_the_name(toy, log):
     x = toy.unseen(PAGE_WORDS)
     y = toy.one("f", x)
     toy.run("add_", (y, MUTATE), x)
@@ -98,8 +101,7 @@ def test_overwriting_keeps_the_name(toy):
     ]
 
 
-def test_a_constant_that_is_overwritten_is_overwritten(toy):
-    log = OpLog(toy)
+def test_a_constant_that_is_overwritten_is_overwritten(toy, log):
     weight, gradient = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS, 1)
     toy.run("step_", (weight, MUTATE | CONSTANT), gradient)
     toy.run("step_", (weight, MUTATE | CONSTANT), gradient)
@@ -107,8 +109,7 @@ def test_a_constant_that_is_overwritten_is_overwritten(toy):
     assert log.take() == [(MAKE, 1, 4096), (MAKE, 2, 4096), step, step]
 
 
-def test_new_memory_that_an_operator_fills_is_its_result(toy):
-    log = OpLog(toy)
+def test_new_memory_that_an_operator_fills_is_its_result(toy, log):
     x, buffer = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS)
     toy.run("copy_", (buffer, WRITE_ONLY), x)
     toy.run("copy_", (buffer, WRITE_ONLY), x)
@@ -119,15 +120,13 @@ def test_new_memory_that_an_operator_fills_is_its_result(toy):
     ]
 
 
-def test_a_parameter_is_a_constant_also_when_it_is_filled(toy):
-    log = OpLog(toy)
+def test_a_parameter_is_a_constant_also_when_it_is_filled(toy, log):
     weight = toy.unseen(PAGE_WORDS)
     toy.run("uniform_", (weight, WRITE_ONLY | CONSTANT))
     assert log.take() == [(EFFECT, -1, [], 1), (MAKE, 1, 4096)]
 
 
-def test_a_result_that_becomes_a_parameter_becomes_a_constant(toy):
-    log = OpLog(toy)
+def test_a_result_that_becomes_a_parameter_becomes_a_constant(toy, log):
     weight = toy.one("f")
     toy.one("g", (weight, READ | CONSTANT))
     toy.one("g", (weight, READ | CONSTANT))
@@ -140,8 +139,7 @@ def test_a_result_that_becomes_a_parameter_becomes_a_constant(toy):
     ]
 
 
-def test_what_cannot_be_repeated_gives_constants(toy):
-    log = OpLog(toy)
+def test_what_cannot_be_repeated_gives_constants(toy, log):
     x = toy.unseen(PAGE_WORDS)
     _tiny, large = toy.run("f", x, results=[8, PAGE_WORDS])
     toy.one("file", x, recomputable=False)
@@ -160,15 +158,13 @@ def test_what_cannot_be_repeated_gives_constants(toy):
     ]
 
 
-def test_hidden_state_is_no_argument(toy):
-    log = OpLog(toy)
+def test_hidden_state_is_no_argument(toy, log):
     x, running = toy.unseen(PAGE_WORDS), toy.unseen(PAGE_WORDS, 1)
     toy.one("norm", x, (running, SCRATCH))
     assert log.take() == [(MAKE, 1, 4096), (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)])]
 
 
-def test_a_view_has_a_name_until_its_storage_is_overwritten(toy):
-    log = OpLog(toy)
+def test_a_view_has_a_name_until_its_storage_is_overwritten(toy, log):
     x = toy.one("f")
     half = toy.view(x, 0, 256)
     buffer = lib.dtr_frame_buffer(toy.frame, 2)
@@ -196,8 +192,7 @@ def test_a_view_has_a_name_until_its_storage_is_overwritten(toy):
     assert records[5][2] == 0, "a view that nobody recorded costs nothing"
 
 
-def test_an_operator_that_fails_leaves_no_line(toy):
-    log = OpLog(toy)
+def test_an_operator_that_fails_leaves_no_line(toy, log):
     x = toy.one("f")
     log.take()
 
@@ -214,8 +209,7 @@ def test_an_operator_that_fails_leaves_no_line(toy):
 
 
 class TestMemory:
-    def test_temporaries_stand_before_their_operator(self, toy):
-        log = OpLog(toy)
+    def test_temporaries_stand_before_their_operator(self, toy, log):
 
         def temporaries(operator):
             first, second = toy._new(16, None), toy._new(24, None)
@@ -230,13 +224,11 @@ class TestMemory:
         assert first == (MEMORY, [(2, 0), (2, 1), *parts])
         assert second == (MEMORY, parts)
 
-    def test_results_in_order_need_no_record(self, toy):
-        log = OpLog(toy)
+    def test_results_in_order_need_no_record(self, toy, log):
         toy.run("f", results=[PAGE_WORDS, PAGE_WORDS])
         assert len(log.take()) == 1
 
-    def test_what_a_rematerialization_allocates_is_not_the_operators(self, toy):
-        log = OpLog(toy)
+    def test_what_a_rematerialization_allocates_is_not_the_operators(self, toy, log):
         x = toy.one("f")
         y = toy.one("g", x)
         log.take()
@@ -269,8 +261,7 @@ def test_following_gives_the_same_names_as_writing(toy):
     ]
 
 
-def test_memory_of_others_has_no_size_and_is_released_when_it_is_found_dead(toy):
-    log = OpLog(toy)
+def test_memory_of_others_has_no_size_and_is_released_when_it_is_found_dead(toy, log):
     memory = ffi.new("int64_t[]", 512)
     out = ffi.new("dtr_sim_tensor **")
     check(lib.dtr_sim_tensor_from(toy.sim, *toy.device, memory, 4, 512, out))
@@ -313,8 +304,7 @@ def test_decisions_are_told_in_the_names_of_the_op_log(make_toy):
     assert log.decisions() == []
 
 
-def test_versions_of_a_storage_are_told_apart_in_decisions(toy):
-    log = OpLog(toy)
+def test_versions_of_a_storage_are_told_apart_in_decisions(toy, log):
     x = toy.one("f")
     toy.run("add_", (x, MUTATE))
     toy.run("mul_", (x, MUTATE))

@@ -95,48 +95,24 @@ cli.main(["run", "--budget", "1GiB", {script("import json")!r}])
     assert "import torch" not in result.stderr
 
 
-def test_without_a_budget_run_says_how_to_give_one(script):
-    result = command("run", script(SHOW))
-    assert result.returncode == 2
-    assert "no budget: give --budget 8GiB" in result.stderr
-    assert "DTR_ALLOC_BUDGET" in result.stderr
+GIB = ("--budget", "1GiB")
 
 
-def test_a_wrong_option_names_itself_its_value_and_what_is_allowed(script):
-    result = command("run", "--budget", "much", script(SHOW))
-    assert result.returncode == 2
-    assert "--budget is 'much'; allowed: bytes" in result.stderr
-    result = command("run", "--budget", "1GiB", "--device", "tpu", script(SHOW))
-    assert result.returncode == 2
-    assert "--device is 'tpu'; allowed: auto, cuda, cpu" in result.stderr
-
-
-def test_run_has_an_option_for_each_setting_but_the_checks():
-    from dtr_alloc.cli.run import command as run
-
-    options = {option.name for option in run.params}
-    assert set(config.FIELDS) - options == {"debug"}
-    assert set(config.Settings.__annotations__) | {"budget"} == set(config.FIELDS)
-
-
-def test_an_empty_option_is_a_mistake(script):
-    result = command("run", "--budget", "", script(SHOW), environ={"DTR_ALLOC_BUDGET": "1GiB"})
-    assert result.returncode == 2
-    assert "--budget is empty" in result.stderr
-
-
-def test_a_wrong_variable_is_named_before_the_job_starts(script):
-    result = command("run", script(SHOW), environ={"DTR_ALLOC_BUDGET": "much"})
-    assert result.returncode == 2
-    assert "DTR_ALLOC_BUDGET is 'much'" in result.stderr
-    assert result.stdout == ""
-
-
-def test_an_unknown_variable_is_named(script):
-    result = command("run", "--budget", "1GiB", script(SHOW), environ={"DTR_ALLOC_BUGDET": "1"})
-    assert result.returncode == 2
-    assert "DTR_ALLOC_BUGDET" in result.stderr
-    assert known_variables()[0] in result.stderr
+@pytest.mark.parametrize(
+    ("options", "environ", "messages"),
+    [
+        ((), {}, ["no budget: give --budget 8GiB", "DTR_ALLOC_BUDGET"]),
+        (("--budget", "much"), {}, ["--budget is 'much'; allowed: bytes"]),
+        ((*GIB, "--device", "tpu"), {}, ["--device is 'tpu'; allowed: auto, cuda, cpu"]),
+        (("--budget", ""), {"DTR_ALLOC_BUDGET": "1GiB"}, ["--budget is empty"]),
+        ((), {"DTR_ALLOC_BUDGET": "much"}, ["DTR_ALLOC_BUDGET is 'much'"]),
+        (GIB, {"DTR_ALLOC_BUGDET": "1"}, ["DTR_ALLOC_BUGDET", known_variables()[0]]),
+    ],
+)
+def test_what_run_cannot_use_is_named_before_the_job_starts(script, options, environ, messages):
+    result = command("run", *options, script(SHOW), environ=environ)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert all(message in result.stderr for message in messages)
 
 
 def test_a_missing_script_is_an_error():
