@@ -448,16 +448,9 @@ class World:
             self.done("dtr_pool_free", pool, address)
         for pool, address in self.hosts:
             self.done("dtr_pool_host_free", pool, address)
-        for kind in ("dtr_sim", "dtr_engine", "dtr_pool", "dtr_event_log"):
-            for handle in self.alive[kind]:
-                self.done(DESTROYERS[kind], handle)
-        for kind in (
-            OPAQUE
-            - {"dtr_sim_tensor", "dtr_frame", "dtr_sim", "dtr_engine"}
-            - {
-                *("dtr_pool", "dtr_event_log"),
-            }
-        ):
+        before = ("dtr_sim_tensor", "dtr_frame")
+        last = ("dtr_sim", "dtr_engine", "dtr_pool", "dtr_event_log")
+        for kind in (*last, *OPAQUE.difference(before, last)):
             for handle in self.alive[kind]:
                 self.done(DESTROYERS[kind], handle)
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from native_fixtures import SANITIZERS, cpp_program
 from native_pool import Invalid, check, ffi, lib
-from toy import MUTATE, WORDS, measured, op_key
+from toy import MUTATE, WORDS, Failure, fail, measured, op_key
 
 CPU, CUDA = 0, 1
 
@@ -148,11 +148,7 @@ class TestSignatures:
 
     def test_an_operator_that_failed_is_no_reading(self, toy):
         x = toy.unseen(WORDS)
-
-        def fail(operator):
-            raise KeyError
-
-        with pytest.raises(KeyError):
+        with pytest.raises(Failure):
             toy.one("f", x, fails=fail)
         assert known(toy) == {}
         assert toy.stats().clock_ns == 1

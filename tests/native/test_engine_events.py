@@ -7,15 +7,11 @@ from contextlib import suppress
 import pytest
 from native_fixtures import on_threads
 from test_event_log import PoolsOf
-from toy import WORDS, op_key, release
+from toy import WORDS, Failure, fail, never, op_key, release
 
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.recording import Recording
 from dtr_alloc.traces.trace import Kind
-
-
-class Failure(Exception):
-    """Of an operator."""
 
 
 def record(toy, path, *names):
@@ -90,14 +86,10 @@ def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(toy, t
     on_threads(lambda: frames.append(toy.frame))
     made = []
 
-    def fail(_):
-        if fails:
-            raise Failure
-
     def run_another(_):
         outer, toy.frame = toy.frame, frames[0]
         with suppress(Failure):
-            toy.one("g", source, words=WORDS, fails=fail).release()
+            toy.one("g", source, words=WORDS, fails=fail if fails else never).release()
         toy.frame = outer
         made.append(toy.unseen(WORDS))
 

@@ -21,20 +21,12 @@ from hypothesis.stateful import (
 from hypothesis.stateful import run_state_machine_as_test as run
 from native_fixtures import OUT_OF_MEMORY, UNKNOWN, few_or_many
 from native_pool import NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
-from toy import CONSTANT, DEALLOCS, MUTATE, SCRATCH, WRITE_ONLY, Toy
+from toy import CONSTANT, DEALLOCS, MUTATE, SCRATCH, WRITE_ONLY, Failure, Toy, fail
 
 from dtr_alloc.simulation.presets import PRESETS
 
 INDEX = st.integers(0, 99)
 SIZE = st.sampled_from([2, 3, 4, 2, 3, 1, 0])  # tiny ones are constants, and seldom
-
-
-class Failure(Exception):
-    """An operator's own error, on its first run or a later one."""
-
-
-def fail(operator):
-    raise Failure(operator.name)
 
 
 class FailingToy(Toy):

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from native_pool import check, ffi, lib
-from toy import CONSTANT, MUTATE, READ, SCRATCH, WRITE_ONLY, release
+from toy import CONSTANT, MUTATE, READ, SCRATCH, WRITE_ONLY, Failure, fail, release
 
 MAKE, CALL, OVERWRITE, RELEASE, MEMORY, EFFECT = 0, 1, 2, 5, 6, 7
 PAGE_WORDS = 512
@@ -195,14 +195,10 @@ def test_a_view_has_a_name_until_its_storage_is_overwritten(toy, log):
 def test_an_operator_that_fails_leaves_no_line(toy, log):
     x = toy.one("f")
     log.take()
-
-    def fails(operator):
-        raise RuntimeError(operator.name)
-
-    with pytest.raises(RuntimeError):
-        toy.one("g", x, fails=fails)
-    with pytest.raises(RuntimeError):
-        toy.run("g_", (x, MUTATE), fails=fails)
+    with pytest.raises(Failure):
+        toy.one("g", x, fails=fail)
+    with pytest.raises(Failure):
+        toy.run("g_", (x, MUTATE), fails=fail)
     assert log.take() == []
     release(x)
     assert log.take() == [(RELEASE, (1, 0))]

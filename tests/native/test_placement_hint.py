@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from native_pool import NativePool
-from toy import MUTATE, PAGE, WORDS, Toy
+from toy import MUTATE, PAGE, WORDS, Failure, Toy, fail
 
 PAGES = 64
 EXPENSIVE, CHEAP = 1_000_000, 1_000
@@ -88,12 +88,8 @@ def test_what_is_computed_again_goes_where_its_cost_says(run_on):
 
 def test_an_operator_that_failed_leaves_no_hint_behind(run_on):
     toy, source = taught(run_on)
-
-    def fails(operator):
-        raise ArithmeticError(operator.name)
-
-    with pytest.raises(ArithmeticError):
-        toy.one("cheap", source, words=WORDS, fails=fails)
+    with pytest.raises(Failure):
+        toy.one("cheap", source, words=WORDS, fails=fail)
     outside = toy.unseen(WORDS, seed=1)
     assert halves([source, outside])[1] == "low"
 

@@ -23,6 +23,13 @@ def run_log(program, heuristic="dtr-eqclass", budget=None, **options):
     return simulate.run_log(program, heuristic, budget, semantics="runtime", **options)
 
 
+def with_x(size=1000):
+    """A log that begins with a constant x."""
+    log = Log()
+    log.constant("x", size)
+    return log
+
+
 @pytest.fixture(scope="module")
 def programs():
     return {path.name.split(".")[0]: oplog.compile_log(path) for path in LOGS}
@@ -76,8 +83,7 @@ def test_a_run_without_a_limit_evicts_nothing(programs):
 
 
 def test_views_are_names_and_cost_nothing():
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     log.call("x", {"y": 1000}, time=7)
     log.call("y", {"v": "y"}, time=500)
     log.call("v", {"w": "v"}, time=500)
@@ -90,8 +96,7 @@ def test_views_are_names_and_cost_nothing():
 
 
 def test_a_view_beside_a_new_result_belongs_to_its_argument():
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     log.call("x", {"v": "x", "y": 500, "u": "x"})
     log.release("x", "v")
     log.call("u y", {"z": 100})
@@ -102,8 +107,7 @@ def test_a_view_beside_a_new_result_belongs_to_its_argument():
 
 def test_a_mutation_makes_no_copy():
     """simrd's does, and holds three at once."""
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     log.call("x", {"y": 1000})
     log.mutate("y", 0)
     assert run_log(log.program).peak_bytes == 2000
@@ -111,8 +115,7 @@ def test_a_mutation_makes_no_copy():
 
 
 def test_all_names_of_a_storage_see_a_mutation_and_it_is_repeated_in_place():
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     log.call("x", {"y": 1500}, time=10)
     log.copy("other", "y")
     log.call("y", {"view": "y"})
@@ -130,8 +133,7 @@ def test_all_names_of_a_storage_see_a_mutation_and_it_is_repeated_in_place():
 
 
 def test_an_effect_reads_its_arguments_takes_its_time_and_makes_constants():
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     log.call("x", {"y": 1000}, time=5)
     log.call("x", {"big": 2000}, time=5)
     log.release("big")
@@ -147,8 +149,7 @@ def test_an_effect_reads_its_arguments_takes_its_time_and_makes_constants():
 
 def test_what_is_overwritten_without_being_read_needs_no_older_content():
     for use, again in ((-1, "R3"), (0, "R1 R3")):
-        log = Log()
-        log.constant("x", 1000)
+        log = with_x()
         log.call("x", {"y": 1000}, time=5)
         log.mutate("y x", use, time=5)
         log.call("y", {"z": 10}, time=1)
@@ -160,8 +161,7 @@ def test_what_is_overwritten_without_being_read_needs_no_older_content():
 
 
 def test_a_constant_dies_with_its_last_name():
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     log.copy("also", "x")
     log.release("x")
     log.constant("y", 10)
@@ -172,8 +172,7 @@ def test_a_constant_dies_with_its_last_name():
 
 
 def test_copy_from_lets_go_of_what_the_name_stood_for():
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     log.call("x", {"y": 500}, time=1)
     log.copy_from("x", "y")
     log.copy_from("x", "x")
@@ -184,8 +183,7 @@ def test_copy_from_lets_go_of_what_the_name_stood_for():
 
 
 def test_workspace_counts_while_the_operator_runs():
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     log.call("x", {"y": 100, "z": 200}, workspace=["+5000", "=1", "-0", "+300"])
     assert run_log(log.program).peak_bytes == 6200
     assert run_log(log.program).end_bytes == 1300
@@ -193,8 +191,7 @@ def test_workspace_counts_while_the_operator_runs():
 
 
 def test_the_outputs_are_made_resident_only_if_they_are_wanted():
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     log.call("x", {"y": 1000}, time=5)
     log.call("x", {"z": 1000}, time=5)
     log.release("x")
@@ -225,8 +222,7 @@ def test_a_chain_of_thousands_is_rebuilt_without_recursion():
 
 
 def test_a_run_that_recomputes_more_than_its_limit_thrashes():
-    log = Log()
-    log.constant("x", 10)
+    log = with_x(10)
     log.call("x", {"y": 1000}, time=100)
     for i in range(3):
         log.call("x", {f"big{i}": 1500}, time=1)
@@ -244,21 +240,18 @@ def test_a_run_that_recomputes_more_than_its_limit_thrashes():
 
 
 def test_what_never_fits_is_out_of_memory_and_the_counters_stand_there():
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     log.call("x", {"y": 100}, time=5)
     log.call("x", {"z": 5000}, time=5)
     run = run_log(log.program, budget=2000)
     assert (run.status, run.model_ops, run.clock) == ("oom", 1, 6)
     assert run_log(log.program, budget=10, space="heap").status == "oom"  # less than a page
-    log = Log()
-    log.constant("x", 1000)
+    log = with_x()
     assert run_log(log.program, budget=999).status == "oom"
 
 
 def test_the_heap_rounds_and_counted_bytes_do_not():
-    log = Log()
-    log.constant("x", 3001)
+    log = with_x(3001)
     log.call("x", {"y": 5001}, time=1)
     assert run_log(log.program).peak_bytes == 8002
     assert run_log(log.program, space="heap").peak_bytes == 3072 + 5120
@@ -266,8 +259,7 @@ def test_the_heap_rounds_and_counted_bytes_do_not():
 
 def test_fragmentation_counts_on_the_heap_only():
     """Blocks of half a page: two free halves of different pages are not a page."""
-    log = Log()
-    log.constant("x", 2560)
+    log = with_x(2560)
     for i in range(6):
         log.constant(f"c{i}", 2560)
     log.release("c0", "c2", "c4")
@@ -279,8 +271,7 @@ def test_fragmentation_counts_on_the_heap_only():
 
 def test_bytes_and_heap_agree_where_nothing_is_lost_to_pages():
     """Sizes that are whole pages: the heap maps exactly what is counted."""
-    log = Log()
-    log.constant("x", 8192)
+    log = with_x(8192)
     for i in range(30):
         log.call("x" if i == 0 else f"y{i - 1}", {f"y{i}": 4096 * (1 + i % 3)}, time=10 + i % 7)
     for i in reversed(range(30)):
@@ -410,8 +401,7 @@ UNIT = 4096
 
 def crowded():
     """Under 8 units: x, a, b, c, d lie in 7 of them side by side, and f needs two."""
-    log = Log()
-    log.constant("x", UNIT)
+    log = with_x(UNIT)
     for name, units in {"a": 1, "b": 2, "c": 1, "d": 2, "f": 2}.items():
         log.call("x", {name: units * UNIT}, time=10)
     return log.program
@@ -449,8 +439,7 @@ def test_nothing_is_lost_where_memory_moves_or_has_no_places():
 
 def test_what_is_evicted_beyond_the_need_is_left_and_not_lost():
     """The only storage that can go is larger than what is asked for."""
-    log = Log()
-    log.constant("x", UNIT)
+    log = with_x(UNIT)
     log.call("x", {"a": 7 * UNIT}, time=10)
     log.call("x", {"f": 2 * UNIT}, time=10)
     run = measures(log.program, space="fixed", chunk_bytes=UNIT)
@@ -460,8 +449,7 @@ def test_what_is_evicted_beyond_the_need_is_left_and_not_lost():
 @pytest.mark.parametrize(("placement", "requests"), [("best-fit", 1), ("two-ended", 0)])
 def test_cheap_results_at_one_end_leave_one_hole_behind(placement, requests):
     """Dear and cheap ones take turns. When the cheap ones have died, half of the heap is free."""
-    log = Log()
-    log.constant("x", UNIT)
+    log = with_x(UNIT)
     for i in range(3):
         log.call("x", {f"dear{i}": UNIT}, time=1000)
         log.call("x", {f"cheap{i}": UNIT}, time=10)

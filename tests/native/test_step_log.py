@@ -81,23 +81,19 @@ LAYERS = 10
 STEP = 2 * LAYERS + 1
 
 
-def test_a_step_ends_where_the_least_is_in_use(hear):
+@pytest.mark.parametrize("rest", [LAYERS // 2, 0])
+def test_a_step_ends_where_the_least_is_in_use(hear, rest):
+    """What dies at the job's end hides no step."""
     job = Job()
     weight = job.constant()
     for _ in range(4):
         job.step(weight, LAYERS)
     end = job.operators
-    job.forth(weight, LAYERS // 2)
+    if rest:
+        job.forth(weight, rest)
+    else:
+        job.release(weight)
     assert hear(job) == (STEP, end, 4, 4 * STEP, STEP)
-
-
-def test_what_dies_at_the_jobs_end_hides_no_step(hear):
-    job = Job()
-    weight = job.constant()
-    for _ in range(4):
-        job.step(weight, LAYERS)
-    job.release(weight)
-    assert hear(job) == (STEP, job.operators, 4, 4 * STEP, STEP)
 
 
 def test_layers_that_repeat_are_no_step(hear):
