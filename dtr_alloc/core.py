@@ -28,7 +28,7 @@ class StateError(RuntimeError):
 
 def message() -> str:
     """The message of the last failed call on this thread."""
-    return ffi.string(lib.dtr_last_error()).decode(errors="replace")
+    return bytes(ffi.string(lib.dtr_last_error())).decode(errors="replace")
 
 
 def error_of(status: int, message: str) -> Exception:

@@ -13,7 +13,7 @@ from dtr_alloc.config import UNLIMITED_BYTES, format_size
 
 CHEAP = 0.1
 """A budget that costs so much, in terms of the job's own compute, is hardly felt."""
-DEAR = 1.0
+EXPENSIVE = 1.0
 """And one that costs so much makes a step take twice as long."""
 MUCH = 0.05
 """Of the budget: so much that is never evicted is named."""
@@ -128,7 +128,7 @@ def advice(stats: Mapping[str, Any], error: BaseException | None = None) -> str:
             "(DTR_ALLOC_SWAP) or sharding saves more than a smaller budget."
         )
     cost = sum(_cost_seconds(stats).values()) / (own)
-    if cost > DEAR:
+    if cost > EXPENSIVE:
         return (
             "The budget costs more than the job's own compute: `dtr-alloc suggest` finds a better "
             "one."

@@ -158,7 +158,7 @@ class Stats(dict[str, Any]):
         if not name.endswith("_ns") or seconds not in self:
             raise KeyError(name)
         warnings.warn(f"stats(): {name} is now {seconds}", DeprecationWarning, stacklevel=2)
-        return round(1e9 * self[seconds])
+        return int(1e9 * self[seconds] + 0.5)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _stats_of, (dict(self),)

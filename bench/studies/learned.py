@@ -41,7 +41,7 @@ def _cell(programs: Mapping[str, Program], log: str, ratio: float) -> list[Any]:
     steps = repeated(programs[log], STEPS)
     whole = simulate.run_log(steps, semantics="runtime", space="heap", outputs=False)
     budget_bytes = int(whole.peak_bytes * ratio)
-    found = simulate.rehearse(steps, budget_bytes, move_bytes_per_s=MOVE_BYTES_PER_S, search=True)
+    found = simulate.play_step(steps, budget_bytes, move_bytes_per_s=MOVE_BYTES_PER_S, search=True)
 
     def slowdown(cost: float | None) -> float | None:
         return None if cost is None or 1 + cost > THRASHING else round(1 + cost, 5)

@@ -1,6 +1,6 @@
 """Advice for a job from what was seen of its first steps: which budget would do, and what it costs.
 
-The step that the op log repeats is played as the engine would run it (``simulate.rehearse``), by
+The step that the op log repeats is played as the engine would run it (``simulate.play_step``), by
 the rule with which a job begins and by what it would learn, at smaller and smaller budgets.
 """
 
@@ -154,8 +154,8 @@ def suggest(
     idle_bytes = sum(held_bytes.values())
     activation_bytes = max(1, peak_bytes - idle_bytes)
 
-    def rehearse(budget_bytes: int, learn: bool) -> simulate.Rehearsal:
-        return simulate.rehearse(
+    def rehearse(budget_bytes: int, learn: bool) -> simulate.WhatIfPlay:
+        return simulate.play_step(
             program,
             max(0, budget_bytes - unseen_bytes),
             learn=learn,
@@ -197,7 +197,7 @@ def suggest(
         least, most = min(*times, usual * (1 - SPREAD)), max(*times, usual * (1 + SPREAD))
         return least + min(costs) * own, most + again
 
-    def outlook_of(budget_bytes: int, played: simulate.Rehearsal) -> Outlook | None:
+    def outlook_of(budget_bytes: int, played: simulate.WhatIfPlay) -> Outlook | None:
         """None: it does not work."""
         first, learned = map(_bearable, (played.usual_repeated, played.learned_repeated))
         later = first if learned is None else learned

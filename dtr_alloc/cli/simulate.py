@@ -248,7 +248,7 @@ def _semantics_of(programs: Sequence[Program]) -> str:
 
 def _warn_of_little(program: Program) -> None:
     """If it was recorded of a job, but has no step that can stand for the others."""
-    if program.recorded and not simulate.rehearse(program, UNLIMITED_BYTES, learn=False).operators:
+    if program.recorded and not simulate.play_step(program, UNLIMITED_BYTES, learn=False).operators:
         click.echo(
             f"{program.path}: no step is repeated in it, so it may say little of those that "
             "follow; four steps and more are enough (--log-steps)",

@@ -87,7 +87,7 @@ def _process(event: dict[str, Any]) -> int | str:
 
 
 def _nanoseconds(microseconds: Any) -> int:
-    time_ns = round(_is(int | float, microseconds) * 1000)
+    time_ns: int = round(_is(int | float, microseconds) * 1000)
     if abs(time_ns) > MOST_TIME_NS:
         raise OverflowError
     return time_ns

@@ -35,4 +35,5 @@ class BudgetCallback(BudgetedJob, Callback):
 
 
 def _step(trainer: Trainer) -> int:
-    return trainer.fit_loop.epoch_loop._batches_that_stepped
+    steps: int = trainer.fit_loop.epoch_loop._batches_that_stepped
+    return steps

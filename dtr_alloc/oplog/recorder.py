@@ -60,7 +60,7 @@ class OpLogRecorder:
         self._engine = runtime.engine
         self._bridge = runtime.bridge
         self._rules = runtime.recorder.rules
-        self._places = runtime.places
+        self._call_sites = runtime.call_sites
         self._steps = steps
         self._step = 1
         self._writer = oplog.Writer(path, recorded=True)
@@ -155,7 +155,7 @@ class OpLogRecorder:
             pairs = iter(take(2 * count))
             return tuple([_name(number, view) for number, view in zip(pairs, pairs, strict=True)])
 
-        places = self._places.by_number()
+        places = self._call_sites.by_number()
         group: list[oplog.Instruction] = []
         while at < len(numbers):
             (kind,) = take(1)

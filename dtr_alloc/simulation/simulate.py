@@ -307,7 +307,7 @@ def _choice(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class WhatIfPlay:
     """What a job whose steps are those of a log pays, before and after it has learned them.
 
     Shares are in terms of what the operators of a step cost first; None: it does not work.
@@ -330,7 +330,7 @@ class Rehearsal:
     """Of the search for a first plan: visits to storages, and more for scores and operators."""
 
 
-def rehearse(
+def play_step(
     program: Program,
     budget_bytes: int,
     heuristic: Heuristic | str = heuristics.ONLINE,
@@ -343,7 +343,7 @@ def rehearse(
     swap_bytes: int = 0,
     swap_bytes_per_s: float = 0,
     history_ops: int = config.HISTORY_OPS,
-) -> Rehearsal:
+) -> WhatIfPlay:
     """Plays the step that a log repeats at its end as a job does that learns (native/learn), on the
     heap over simulated addresses.
 
@@ -380,7 +380,7 @@ def rehearse(
     def share(value: float) -> float | None:
         return None if value < 0 else value
 
-    return Rehearsal(
+    return WhatIfPlay(
         out.heard,
         out.operators,
         out.step_cost,

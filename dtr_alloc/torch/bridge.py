@@ -364,7 +364,7 @@ class Bridge:
         table = self._library.dtr_bridge_connect(core_table)
         if not table:
             raise BridgeError(f"{self.path} speaks another version of the table than this core")
-        return table
+        return int(table)
 
     def install_cpu(self, on: bool) -> None:
         """Makes the core the source of CPU tensor memory from now on, or stops that."""

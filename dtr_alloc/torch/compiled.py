@@ -35,14 +35,15 @@ from typing import Any
 from dtr_alloc.config import Budget
 from dtr_alloc.torch.kernels import Kernels, kernels_of, taken_over
 from dtr_alloc.torch.recorder import Recorder
+from dtr_alloc.torch.session import Session
 
 _MODULE = "torch._inductor.output_code"
 _IS_HOOKED = "dtr_alloc_is_hooked"
 
-_runtime: Any = None
+_runtime: Session | None = None
 
 
-def start(runtime: Any) -> None:
+def start(runtime: Session) -> None:
     """Has the graphs recorded that inductor has compiled and will compile, until stop()."""
     global _runtime
     _runtime = runtime
@@ -98,8 +99,7 @@ def _hook(module: ModuleType) -> None:
 
     @functools.wraps(plain_call)
     def recorded_call(graph: Any, inputs: Any) -> Any:
-        recorder = _current()
-        if recorder is None or not recorder.sees(inputs):
+        if _runtime is None or not _runtime.recorder.sees(inputs):
             return plain_call(graph, inputs)
         known: _Graph | None = getattr(graph, "_dtr_alloc", None)
         if known is None:
@@ -108,7 +108,7 @@ def _hook(module: ModuleType) -> None:
             known.kernels.open_up(_current)
             return plain_call(graph, inputs)
 
-        return recorder.run(
+        return _runtime.recorder.run(
             functools.partial(plain_call, graph),
             inputs,
             name=known.name,

@@ -18,9 +18,10 @@ import torch
 
 from dtr_alloc.core import ffi, lib
 from dtr_alloc.torch.escapes import replace
+from dtr_alloc.torch.session import Session
 
 
-def install(runtime: Any) -> None:
+def install(runtime: Session) -> None:
     """Has the runtime told of captures, until escapes.uninstall(). Once."""
     graph = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end

@@ -1,11 +1,10 @@
-"""Operators that PyTorch does not come with: which of them are repeated, and on whose word.
+"""Custom operators: which of them may be repeated.
 
-An operator of a custom library is *trusted* if the user says so, is never repeated if he says that,
-and is *tried* otherwise: some of its first calls run twice, and if both runs give the same bits it
-is repeated from then on (native/bridge/trial.h). Tried is what gives tensors, is given some, and
-neither overwrites nor returns any of them by its schema: what depends on more than its arguments
-would often pass, such as the reading of a file.
-"""
+The user may declare an operator of a custom library as *trusted*, or as never to be repeated.
+Without a declaration it is *tried*: some of its first calls run twice, and if both runs give the
+same bits it is repeated from then on (native/bridge/trial.h). Only operators are tried that take
+and return tensors, and that by their schemas neither overwrite nor return their arguments.
+Operators without tensor arguments, such as one that reads a file, would often pass by chance."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ import torch
 
 from dtr_alloc.config import OPERATOR_FORMS, ConfigError, operator_or_namespace
 
-_words: dict[str, bool] = {}
-"""What the user said last of a namespace or an operator: whether it is trusted."""
+_declared: dict[str, bool] = {}
+"""The last declaration for a namespace or an operator: whether it is trusted."""
 _of_session: tuple[str, ...] = ()
 """Trusted as the setting ``trust`` says."""
 _forget_rules: Callable[[], None] | None = None
-"""Has each operator looked at again when it is called next."""
+"""Has the rule of each operator made again at its next call."""
 
 
 def trust(name: str) -> None:
@@ -47,14 +46,14 @@ def trust(name: str) -> None:
 
 
 def distrust(name: str) -> None:
-    """Has an operator, given as in trust(), never run again: what it gives from now on is never
-    evicted. The word on an operator goes before that on its namespace."""
+    """Declares that an operator, given as in trust(), must never run again: its later results are
+    never evicted. A declaration for an operator takes precedence over that for its namespace."""
     _say(name, False)
 
 
 def _say(name: str, trusted: bool) -> None:
     try:
-        _words[operator_or_namespace(name)] = trusted
+        _declared[operator_or_namespace(name)] = trusted
     except ValueError:
         raise ConfigError("the argument name", name, OPERATOR_FORMS) from None
     if _forget_rules is not None:
@@ -69,26 +68,26 @@ def trust_in_session(names: tuple[str, ...]) -> None:
         _forget_rules()
 
 
-def after_each_word(forget_rules: Callable[[], None]) -> None:
-    """Has rules forgotten whenever somebody says something of an operator."""
+def after_each_declaration(forget_rules: Callable[[], None]) -> None:
+    """Registers a callback that forgets the rules after each declaration."""
     global _forget_rules
     _forget_rules = forget_rules
 
 
-def word_on(namespace: str, name: str) -> bool | None:
-    """The user's word on an operator, given by its name without a namespace. That on an operator
-    goes before that on a namespace, and that of the program before the setting. None: there is
-    none."""
+def declared(namespace: str, name: str) -> bool | None:
+    """Whether an operator, given by its name without a namespace, was declared as trusted; None
+    without a declaration. One for an operator takes precedence over one for a namespace, and one of
+    the program over the setting."""
     for key in (f"{namespace}::{name}", namespace):
-        if key in _words:
-            return _words[key]
+        if key in _declared:
+            return _declared[key]
         if key in _of_session:
             return True
     return None
 
 
 def can_be_tried(schema: torch._C.FunctionSchema) -> bool:
-    """Whether an operator may be tried, by what it is given and gives."""
+    """Whether an operator may be tried, by its arguments and results."""
     kinds = [str(argument.type) for argument in schema.arguments]
     return (
         any("Tensor" in kind for kind in kinds)
@@ -100,7 +99,7 @@ def can_be_tried(schema: torch._C.FunctionSchema) -> bool:
 
 
 def failed_trial(name: str, fault: str) -> None:
-    """Says that an operator is not repeated, and why: what it does, or did."""
+    """Reports that an operator is not repeated, and the reason."""
     bare = name.rpartition(".")[0]
     print(
         f"dtr_alloc: {bare} {fault}, so its results are never evicted from now on. "

@@ -37,6 +37,7 @@ from torch import Tensor, TypedStorage, UntypedStorage
 
 from dtr_alloc.core import ffi
 from dtr_alloc.torch.recorder import ABOVE_KERNELS
+from dtr_alloc.torch.session import Session
 
 TENSOR_GIVES_ADDRESS = ("data_ptr", "const_data_ptr")
 TENSOR_GIVES_AWAY = ("numpy",)
@@ -74,7 +75,7 @@ def _beside_torch_function() -> Iterator[None]:
         torch._C._set_skip_next_torch_function(True)  # type: ignore[attr-defined]
 
 
-def install(runtime: Any) -> None:
+def install(runtime: Session) -> None:
     """Puts the guards in place. Once; see uninstall."""
 
     def whole(storage: UntypedStorage) -> Tensor | None:
@@ -258,7 +259,7 @@ def raise_where_content_is_lost(bridge: Any) -> None:
     @functools.wraps(is_shared)
     def guarded(storage: UntypedStorage) -> bool:
         data_ptr(storage)
-        return is_shared(storage)
+        return bool(is_shared(storage))
 
     bridge.set_member(base, "is_shared", guarded)
 

@@ -31,9 +31,10 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from dtr_alloc.torch.builtin_functions import Redirection, can_be_redirected
-from dtr_alloc.torch.custom_operators import word_on
+from dtr_alloc.torch.custom_operators import declared
 from dtr_alloc.torch.escapes import replace, undo_later
 from dtr_alloc.torch.live_objects import live_objects
+from dtr_alloc.torch.session import Session
 
 _OURS_AND_PYTORCHS = ("torch", "functorch", "dtr_alloc")
 _Kind: TypeAlias = tuple[Any, ...]
@@ -41,7 +42,7 @@ _LOOKS = 3
 """At what the calls of a kind overwrite; and as many at whether they write past the operators."""
 
 
-def install(runtime: Any) -> None:
+def install(runtime: Session) -> None:
     """Guards the functions of the extensions that are imported, and of those that will be, until
     escapes.uninstall(). Once."""
     execute = ExtensionFileLoader.exec_module
@@ -58,7 +59,7 @@ def install(runtime: Any) -> None:
         _guard_functions(runtime, module)
 
 
-def _guard_functions(runtime: Any, module: ModuleType) -> None:
+def _guard_functions(runtime: Session, module: ModuleType) -> None:
     """Once more it does nothing."""
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
     if not isinstance(loader, ExtensionFileLoader):
@@ -107,7 +108,7 @@ def _is_an_extension(path: str) -> bool:
         return False
 
 
-def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
+def _guarded(runtime: Session, package: str, function: Any) -> Callable[..., Any]:
     name = function.__name__
     operator = f"{package}::{name}"
     overwritten: dict[_Kind, set[int]] = defaultdict(set)
@@ -140,13 +141,13 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         leaves, spec = tree_flatten((args, kwargs))
         if not runtime.is_active or not runtime.recorder.sees(leaves):
             return function(*args, **kwargs)
-        word = word_on(package, name)
+        is_trusted = declared(package, name)
         kind = _kind(leaves)
         is_known = looks[kind] >= _LOOKS
         if not _wants_gradients(leaves) and (
-            word or overwritten[kind] or not (is_known and runtime.notices_writes)
+            is_trusted or overwritten[kind] or not (is_known and runtime.notices_writes)
         ):
-            return as_operator(leaves, spec, kind, is_known, word)
+            return as_operator(leaves, spec, kind, is_known, is_trusted)
 
         pins: list[Any] = []
 
@@ -157,7 +158,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
         # Read when it begins and when it ends: a plan gives nobody their places in between.
         reads = functools.partial(runtime.recorder.run, name=operator)
         given = list(managed(leaves).values())
-        is_watched = word is None and runtime.notices_writes and watched[kind] < _LOOKS
+        is_watched = is_trusted is None and runtime.notices_writes and watched[kind] < _LOOKS
         watched[kind] += is_watched
         writes = runtime.unseen_writes() if is_watched else 0
         try:
@@ -170,13 +171,13 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
             pins.clear()
         if is_watched and runtime.unseen_writes() > writes:
             say()
-        if not (word or runtime.notices_writes):
+        if not (is_trusted or runtime.notices_writes):
             for tensor in made:
                 runtime.give_away(tensor)
         return returned
 
     def as_operator(
-        leaves: list[Any], spec: Any, kind: _Kind, is_known: bool, word: bool | None
+        leaves: list[Any], spec: Any, kind: _Kind, is_known: bool, is_trusted: bool | None
     ) -> Any:
         made: Any = None
 
@@ -188,8 +189,8 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
 
         run = functools.partial(runtime.recorder.run, name=operator)
         if is_known:
-            results = run(call, leaves, mutated=overwritten[kind], constant=not word)
-            if word is None and (overwritten[kind] or managed(results)):
+            results = run(call, leaves, mutated=overwritten[kind], constant=not is_trusted)
+            if is_trusted is None and (overwritten[kind] or managed(results)):
                 say()
             return tree_unflatten(results, made)
 
@@ -224,7 +225,7 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
             return []
 
         looks[kind] += 1
-        results = run(look, list(leaves), constant=not word)
+        results = run(look, list(leaves), constant=not is_trusted)
         if after is None:
             overwritten[kind] |= tensors
             results = run(call, leaves, mutated=tensors, constant=True)
@@ -234,7 +235,8 @@ def _guarded(runtime: Any, package: str, function: Any) -> Callable[..., Any]:
             after = {}
         return tree_unflatten(results, made)
 
-    return _never_compiled(guarded)
+    _never_compiled(guarded)
+    return guarded
 
 
 def _end(tensors: list[Tensor]) -> list[Tensor]:
@@ -262,11 +264,10 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(*(each.view(torch.uint8) for each in plain))
 
 
-def _never_compiled(function: Any) -> Any:
-    """With all that it calls."""
+def _never_compiled(function: Any) -> None:
+    """Has Dynamo skip a function, with all that it calls."""
     dynamo = torch._C._dynamo.eval_frame
     skip = dynamo._FrameAction.SKIP
     both = dynamo._FrameExecStrategy(skip, skip)
     dynamo.set_code_exec_strategy(function.__code__, both)
     function._torchdynamo_disable = True
-    return function

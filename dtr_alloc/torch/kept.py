@@ -1,21 +1,21 @@
-"""What fills the memory, what is kept and never evicted, and why, in words: the engine's answer
-(dtr/storage.h), and where that is the rule of an operator, the rule's; and what ran again."""
+"""Accounts in words: contents that fill the memory, contents that are kept and the reasons (the
+engine's, dtr/storage.h, or those of an operator's rule), and operators that ran again."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from dtr_alloc.core import check, ffi, lib, listed
 from dtr_alloc.costs import operator_name
 from dtr_alloc.records import Kept, Repeats
+from dtr_alloc.torch.call_sites import CallSite
 from dtr_alloc.torch.op_rules import Rule
 from dtr_alloc.torch.pins import parts
-from dtr_alloc.torch.places import Place
+from dtr_alloc.torch.session import Session
 
 _REASONS = {
     lib.DTR_KEPT_NOT: "",
@@ -46,20 +46,20 @@ _REASONS = {
 }
 
 
-def kept(runtime: Any, at_peak: bool = False) -> list[Kept]:
+def kept(runtime: Session, at_peak: bool = False) -> list[Kept]:
     """See dtr_alloc.kept()."""
     others = (lib.DTR_KEPT_NOT, lib.DTR_KEPT_IN_USE, lib.DTR_KEPT_TINY)
     when = lib.DTR_HOLDERS_KEPT_MOST if at_peak else lib.DTR_HOLDERS_NOW
     return _listed(runtime, when, lambda why: why not in others)
 
 
-def fullest(runtime: Any) -> list[Kept]:
+def fullest(runtime: Session) -> list[Kept]:
     """What filled the memory when most of it was in use, to a sixteenth, the largest first; with no
     reason where it could be evicted."""
     return _listed(runtime, lib.DTR_HOLDERS_FULLEST, lambda _: True)
 
 
-def _listed(runtime: Any, when: int, counts: Callable[[int], bool]) -> list[Kept]:
+def _listed(runtime: Session, when: int, counts: Callable[[int], bool]) -> list[Kept]:
     """Of what is kept for a reason that counts."""
     ask = partial(lib.dtr_engine_holders, runtime.engine, when)
     holders = [
@@ -67,27 +67,27 @@ def _listed(runtime: Any, when: int, counts: Callable[[int], bool]) -> list[Kept
         for holder in listed("dtr_holder", ask)
         if counts(holder.why_kept)
     ]
-    rules, places = _rules(runtime), runtime.places.by_number()
+    rules, call_sites = _rules(runtime), runtime.call_sites.by_number()
     sizes: Counter[tuple[str, str, str, str]] = Counter()
     for size_bytes, why, key, place in holders:
-        sizes[_said(rules, why, key, places[place])] += size_bytes
+        sizes[_said(rules, why, key, call_sites[place])] += size_bytes
     return [Kept(size_bytes, *said) for said, size_bytes in sizes.most_common()]
 
 
-def repeats(runtime: Any) -> list[Repeats]:
+def repeats(runtime: Session) -> list[Repeats]:
     """What ran again in the session, if account was kept there, what took longest first."""
     counted = [
         (each.cost_ns / 1e9, each.times, each.op_key, each.place)
         for each in listed("dtr_repeats", partial(lib.dtr_engine_repeats, runtime.engine))
     ]
-    rules, places = _rules(runtime), runtime.places.by_number()
+    rules, call_sites = _rules(runtime), runtime.call_sites.by_number()
     return [
-        Repeats(seconds, times, _operator(key, rules), places[place].line, places[place].module)
+        Repeats(seconds, times, _operator(key, rules), *reversed(call_sites[place]))
         for seconds, times, key, place in counted
     ]
 
 
-def _rules(runtime: Any) -> dict[int, Rule]:
+def _rules(runtime: Session) -> dict[int, Rule]:
     return {rule.key: rule for rule in runtime.recorder.rules}
 
 
@@ -95,7 +95,7 @@ def _operator(key: int, rules: dict[int, Rule]) -> str:
     return rules[key].name if key in rules else operator_name(key)
 
 
-def why_kept(runtime: Any, tensor: Tensor) -> Kept | None:
+def why_kept(runtime: Session, tensor: Tensor) -> Kept | None:
     """See dtr_alloc.why_kept()."""
     rules = _rules(runtime)
     found = list(parts(tensor))
@@ -104,17 +104,17 @@ def why_kept(runtime: Any, tensor: Tensor) -> Kept | None:
         if handle := runtime.handle(part):
             check(lib.dtr_why_kept(runtime.engine, handle, holder))
         if holder.why_kept != lib.DTR_KEPT_NOT:
-            place = runtime.places.by_number()[holder.place]
-            said = _said(rules, holder.why_kept, holder.op_key, place)
+            call_site = runtime.call_sites.by_number()[holder.place]
+            said = _said(rules, holder.why_kept, holder.op_key, call_site)
             return Kept(part.untyped_storage().nbytes(), *said)
     return None if found else Kept(0, "", "what it holds does not lie in storages")
 
 
-def _said(rules: dict[int, Rule], why: int, key: int, place: Place) -> tuple[str, str, str, str]:
+def _said(rules: dict[int, Rule], why: int, key: int, at: CallSite) -> tuple[str, str, str, str]:
     """All of a Kept but its size."""
     if why == lib.DTR_KEPT_PARAMETER:
         return "", _REASONS[why], "", ""
-    return _operator(key, rules), _in_words(why, rules.get(key)), place.line, place.module
+    return _operator(key, rules), _in_words(why, rules.get(key)), at.line, at.module
 
 
 def _in_words(why: int, rule: Rule | None) -> str:

@@ -19,6 +19,7 @@ from torch._C import _autograd, _profiler
 
 from dtr_alloc.torch import escapes
 from dtr_alloc.torch.builtin_functions import Redirection, can_be_redirected
+from dtr_alloc.torch.session import Session
 
 _KINDS = (
     (_autograd, "profiler"),
@@ -27,7 +28,7 @@ _KINDS = (
 )
 
 
-def install(runtime: Any) -> None:
+def install(runtime: Session) -> None:
     """Follows which observers are on, until escapes.uninstall()."""
     observe = runtime.bridge.observe
 

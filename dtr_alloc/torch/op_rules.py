@@ -285,9 +285,9 @@ def rule_for(func: OpOverload) -> Rule:
     def position(*names: str) -> int:
         return next((positions[name] for name in names if name in positions), -1)
 
-    word = custom_operators.word_on(func.namespace, name)
+    is_trusted = custom_operators.declared(func.namespace, name)
     custom = not known and not lasts
-    tried = custom and word is None and custom_operators.can_be_tried(schema)
+    tried = custom and is_trusted is None and custom_operators.can_be_tried(schema)
     gives_out = any(argument.is_out for argument in schema.arguments)
     makes = any("Tensor" in str(value.type) for value in schema.returns)
     return Rule(
@@ -300,9 +300,9 @@ def rule_for(func: OpOverload) -> Rule:
         lasts=lasts,
         because=(
             "is not trusted (dtr_alloc.distrust)"
-            if word is False
+            if is_trusted is False
             else _why_not_repeated(
-                name, known, tried or (custom and word is True), anything, bool(uses) or makes
+                name, known, tried or (custom and is_trusted is True), anything, bool(uses) or makes
             )
         ),
         tried=tried,

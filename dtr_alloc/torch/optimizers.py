@@ -23,11 +23,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from dtr_alloc.config import error_size
 from dtr_alloc.torch.pins import parts
 from dtr_alloc.torch.references import Reference, references
+from dtr_alloc.torch.session import Session
 
 _hooks: list[Any] = []
 
 
-def start(runtime: Any) -> None:
+def start(runtime: Session) -> None:
     """Has all optimizers settle before they write, until stop()."""
     _hooks.append(register_optimizer_step_pre_hook(functools.partial(_before_step, runtime)))
 
@@ -39,7 +40,7 @@ def stop() -> None:
 
 
 def _before_step(
-    runtime: Any, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    runtime: Session, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     if torch.compiler.is_compiling():
         return None  # the compiled step is one operator
@@ -53,7 +54,7 @@ def _before_step(
     return None
 
 
-def _settling(runtime: Any, optimizer: Optimizer, closure: Callable[..., Any]) -> Any:
+def _settling(runtime: Session, optimizer: Optimizer, closure: Callable[..., Any]) -> Any:
     @functools.wraps(closure)
     def settling(*args: Any, **kwargs: Any) -> Any:
         loss = closure(*args, **kwargs)
@@ -63,7 +64,7 @@ def _settling(runtime: Any, optimizer: Optimizer, closure: Callable[..., Any]) -
     return settling
 
 
-def _settle(runtime: Any, optimizer: Optimizer, since: str = "") -> None:
+def _settle(runtime: Session, optimizer: Optimizer, since: str = "") -> None:
     if runtime.has_ample_room():
         return
     try:

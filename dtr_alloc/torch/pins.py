@@ -17,6 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dtr_alloc.core import StateError, ffi, lib
 from dtr_alloc.torch.escapes import replace
+from dtr_alloc.torch.session import Session
 
 _BY_ROWS = ("crow_indices", "col_indices", "values")
 _BY_COLUMNS = ("ccol_indices", "row_indices", "values")
@@ -51,7 +52,7 @@ def parts(tensor: Tensor) -> Iterator[Tensor]:
 class Pins:
     """The pins of a session."""
 
-    def __init__(self, runtime: Any) -> None:
+    def __init__(self, runtime: Session) -> None:
         self._runtime = runtime
         # Where the pins are that were asked for with a tensor. A reference that is weak keeps the
         # address of a storage from being another's.

@@ -1,22 +1,22 @@
-"""Ranks of torch.distributed: one that ends because it is out of memory takes the others along.
+"""Ranks of torch.distributed: if one ends because it is out of memory, the others end as well.
 
-A lost rank completes no collective any more, and the others would wait in theirs until the timeout
-of the process group, which is half an hour by default. So the rank says in the group's store what
-happened, and the others raise torch.OutOfMemoryError with its words.
+A failed rank completes no collective, and the others would wait until the timeout of the process
+group, half an hour by default. So the rank writes its error to the group's store, and the others
+raise torch.OutOfMemoryError with this message.
 
-*A rank is lost* when its process ends by the error: it was caught by nobody, or leaves the function
-that a process of multiprocessing runs. What a job catches, to go on with a smaller batch or to end
-with ``sys.exit``, is its own business, and the others do not hear of it. So this is decided once,
-when the process ends (_ends_by).
+*A rank has failed* when its process ends by the error: nobody caught it, or it leaves the function
+that a process of multiprocessing runs. If the job catches the error, to continue with a smaller
+batch or to end with ``sys.exit``, the others are not told. So this is decided once, when the
+process ends (_ends_by).
 
-*The others* look into the store four times a second, each on a thread of its own. A rank that is
-told raises the error on its main thread, at the next line of Python, or in place of what the
-collective raises in which it waits (threads.py). That ends when all are told: process groups are
-aborted, and the lost rank, which has waited for that, ends, and with it the connections of gloo,
-whose groups cannot be aborted.
+*The others* read the store four times a second, each on a thread of its own. A rank that is told
+raises the error on its main thread: at the next line of Python, or in place of the error of the
+collective in which it waits (threads.py). That collective ends once all are told: process groups
+are aborted, and the failed rank, which has waited for this, ends. Its end closes the connections of
+gloo, whose groups cannot be aborted.
 
-Nothing begins before the job has a process group. What is replaced in PyTorch, to see that it has
-one, stays and does nothing without one.
+Nothing begins before the job has a process group. The function of PyTorch that is replaced to
+notice it stays replaced, and does nothing without a session.
 
 Upstream: torch/distributed/distributed_c10d.py (_update_default_pg, _world),
 torch/csrc/distributed/c10d/ProcessGroup.hpp (abort).
@@ -40,15 +40,16 @@ import torch
 import torch.distributed as dist
 
 from dtr_alloc import report
+from dtr_alloc.torch.session import Session
 from dtr_alloc.torch.threads import at_next_line_of_all
 
 _PERIOD_SECONDS = 0.25
 _PATIENCE_SECONDS = 2.0
-"""A rank that ends waits for others to hear of it, but not for longer."""
+"""The longest time that a rank that ends waits until the others are told."""
 _A_MOMENT_SECONDS = 0.01
 
-# Keys of the store: what a lost rank says, and how many others have heard of it.
-_LOST, _TOLD = "lost", "told"
+# Keys of the store: the message of a failed rank, and the number of others that have read it.
+_FAILED, _TOLD = "failed", "told"
 
 
 class _Group:
@@ -66,7 +67,7 @@ class _Group:
         self._thread: threading.Thread | None = None
 
     def watch(self) -> None:
-        """Begins to look whether another rank is lost."""
+        """Begins to look for a failed rank."""
         if self._thread is None:
             self._over.clear()
             self._thread = threading.Thread(target=self._look, name="dtr_alloc ranks", daemon=True)
@@ -82,11 +83,11 @@ class _Group:
     def _look(self) -> None:
         with suppress(RuntimeError):  # the rank that kept the store has ended, its job done
             while not self._over.wait(_PERIOD_SECONDS):
-                if self._store.check([_LOST]):
-                    self._hear(self._store.get(_LOST).decode())
+                if self._store.check([_FAILED]):
+                    self._tell(self._store.get(_FAILED).decode())
                     return
 
-    def _hear(self, words: str) -> None:
+    def _tell(self, words: str) -> None:
         if self._over.is_set():
             return
         self._is_told = True
@@ -101,8 +102,9 @@ class _Group:
         _abort_groups()
 
     def leave(self, error: torch.OutOfMemoryError) -> None:
-        """Says that this rank is lost, unless the error is what another one said. Returns when all
-        know: the end of this rank ends its connections, and perhaps the store."""
+        """Tells the others that this rank has failed, unless the error is that of another one.
+        Returns when all are told: the end of this rank ends its connections, and perhaps the
+        store."""
         if self._has_left:
             return
         self._has_left = True
@@ -115,12 +117,12 @@ class _Group:
                 f"collective can complete. It raised: {error}"
             )
             with suppress(RuntimeError):
-                more = self._store.compare_set(_LOST, "", words).decode() != words
+                more = self._store.compare_set(_FAILED, "", words).decode() != words
         self._wait_until_all_are_told(more)
 
     def _wait_until_all_are_told(self, more: int) -> None:
-        """Counts this rank, if it is one more that knows, and waits for the others, but not for
-        longer than its patience."""
+        """Adds ``more`` to the number of ranks that are told, and waits for the others, for
+        _PATIENCE_SECONDS at most."""
         end = time.monotonic() + _PATIENCE_SECONDS
         with suppress(RuntimeError):  # the store is gone
             while self._store.add(_TOLD, more) < self._size - 1 and time.monotonic() < end:
@@ -128,14 +130,14 @@ class _Group:
                 time.sleep(_A_MOMENT_SECONDS)
 
 
-_runtime: Any = None
+_runtime: Session
 _group: _Group | None = None
 """The last one, also when the job has destroyed it: others may be waiting in theirs."""
 _is_watching = False
 _numbers = count(1)
 
 
-def start(runtime: Any) -> None:
+def start(runtime: Session) -> None:
     """Watches the other ranks from now on, or once there are any."""
     global _runtime, _is_watching
     if not dist.is_available():
@@ -150,8 +152,8 @@ def start(runtime: Any) -> None:
 
 
 def stop() -> None:
-    """Watches nobody any more. That this rank is lost is said all the same: the error may be on its
-    way out of the session."""
+    """Stops reading the store. A failure of this rank is still told: the error may be leaving the
+    session."""
     global _is_watching
     _is_watching = False
     if _group is not None:

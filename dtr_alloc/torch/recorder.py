@@ -1,17 +1,16 @@
-"""The op recorder's Python half: rules, doors, and operators that Python implements.
+"""The op recorder's Python half: rules, interception, and operators that Python implements.
 
-Operators are captured and repeated in C++ (native/bridge/capture.cpp, repeat.h). Here stands what
-only Python knows:
+Operators are captured and repeated in C++ (native/bridge/capture.cpp, repeat.h). Python adds:
 
-- *Rules.* When the capture meets an operator for the first time, it asks here how to treat it
-  (dtr_alloc/torch/op_rules.py), and never again.
-- *Doors.* How operators come to the capture: by a dispatch key that each thread includes; or,
-  where PyTorch uses that key itself, by a dispatch mode (Door). Nothing else differs, but that a
-  mode costs more and changes what PyTorch does where it asks whether there are modes.
-- *Calls.* A Python function of tensors that counts as one operator, such as a compiled graph: what
-  repeats it is the function itself.
+- *Rules.* When the capture meets an operator for the first time, it asks for its rule
+  (dtr_alloc/torch/op_rules.py).
+- *Interception.* Operators reach the capture by a dispatch key that each thread includes. If
+  PyTorch uses that key itself, they reach it by a dispatch mode (InterceptionMode). A mode costs
+  more, and code of PyTorch that asks for modes sees it.
+- *Calls.* A Python function of tensors may count as one operator, such as a compiled graph. It is
+  repeated by calling the function again.
 
-The capture calls Python as operators of the library ``dtr_alloc`` that are implemented here: so
+The capture calls Python by operators of the library ``dtr_alloc`` that are implemented here. So
 PyTorch converts arguments, takes the GIL, and carries exceptions through C++ in both directions.
 """
 
@@ -113,8 +112,8 @@ class _FirstRun:
         return struct.pack(f"={len(parts)}q", *parts)
 
 
-class Door(TorchDispatchMode):
-    """Brings one thread's operators to the capture where the dispatch key is taken."""
+class InterceptionMode(TorchDispatchMode):
+    """Intercepts the operators of one thread if PyTorch uses the dispatch key itself."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not all(kind.__torch_dispatch__ is Tensor.__torch_dispatch__ for kind in types):
@@ -128,9 +127,9 @@ class Door(TorchDispatchMode):
 
 
 class _Thread(threading.local):
-    """What the recorder knows of a thread: the mode that it entered."""
+    """A thread's state: the mode that it has entered."""
 
-    door: Door | None = None
+    mode: InterceptionMode | None = None
 
 
 class Recorder:
@@ -144,8 +143,8 @@ class Recorder:
         rules: of the operators that were met, in that order.
         by_mode: whether a dispatch mode feeds the capture.
         explain: raises the error that a Python heuristic failed with, if one did on this thread;
-            is given the message of the error that came of it.
-        drain_log: takes what has gathered for the op log.
+            is given the message of the resulting error.
+        drain_log: writes the pending part of the op log.
     """
 
     def __init__(self, bridge: Bridge, device_type: str) -> None:
@@ -180,7 +179,7 @@ class Recorder:
         self._run_trial = operators.run_trial.default._handle.redispatch_boxed
         self._run = operators.run.default._handle.redispatch_boxed
 
-    # ---- what is captured ----
+    # ---- capture ----
 
     def start(self, views: bool) -> None:
         """Records the operators of all threads (dtr_alloc/torch/threads.py).
@@ -203,25 +202,25 @@ class Recorder:
     def _enter(self) -> None:
         if not self.by_mode:
             self._bridge.include_thread(True)
-        elif self._thread.door is None:
-            self._thread.door = Door()
-            self._thread.door.__enter__()
+        elif self._thread.mode is None:
+            self._thread.mode = InterceptionMode()
+            self._thread.mode.__enter__()
 
     def _leave(self) -> None:
         if not self.by_mode:
             self._bridge.include_thread(False)
-        elif (door := self._thread.door) is not None:
-            self._thread.door = None
-            door.__exit__(None, None, None)
+        elif (mode := self._thread.mode) is not None:
+            self._thread.mode = None
+            mode.__exit__(None, None, None)
 
     def can_stop(self) -> bool:
         """Whether start() can be undone on this thread now."""
         if not self.by_mode:
             return True
         depth = torch._C._len_torch_dispatch_stack()
-        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is self._thread.door
+        return depth > 0 and torch._C._get_dispatch_stack_at(depth - 1) is self._thread.mode
 
-    # ---- what the runtime asks for ----
+    # ---- calls of the runtime ----
 
     def bring_back(self, handle: int) -> None:
         """Makes a storage resident, given by its address."""
@@ -330,7 +329,7 @@ class Recorder:
         """After the engine was reset: nothing is repeated any more."""
         self._calls.clear()
 
-    # ---- what the capture asks for ----
+    # ---- calls of the capture ----
 
     def decide(self, name: str, overload: str) -> list[int]:
         """The rule of an operator, as numbers."""

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from dtr_alloc.core import ffi, lib, listed
+from dtr_alloc.torch.session import Session
 
 _MOST = 100_000
 """Objects that are looked at for one reference."""
@@ -37,7 +38,7 @@ class Reference(NamedTuple):
     size_bytes: int
 
 
-def references(runtime: Any, apart_from: Any) -> list[Reference]:
+def references(runtime: Session, apart_from: Any) -> list[Reference]:
     """Those that hold the most. What two of them hold is the first's.
 
     Args:
@@ -80,7 +81,7 @@ def _variables(frame: FrameType) -> dict[str, Any]:
     return variables
 
 
-def _held(runtime: Any, root: Any, seen: set[int]) -> set[int]:
+def _held(runtime: Session, root: Any, seen: set[int]) -> set[int]:
     """The addresses of the storages that can be reached."""
     held = set()
     pending = [root]

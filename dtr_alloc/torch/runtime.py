@@ -35,11 +35,11 @@ from dtr_alloc.torch import (
     unsupported,
 )
 from dtr_alloc.torch.bridge import Bridge
-from dtr_alloc.torch.lost import Lost, bring_back_all, message
+from dtr_alloc.torch.call_sites import CallSites
 from dtr_alloc.torch.pins import Pins
-from dtr_alloc.torch.places import Places
 from dtr_alloc.torch.recorder import Recorder
 from dtr_alloc.torch.timeline import Timeline
+from dtr_alloc.torch.unrecoverable import Unrecoverable, bring_back_all, message
 
 if TYPE_CHECKING:
     from dtr_alloc.oplog.recorder import OpLogRecorder
@@ -83,9 +83,9 @@ class Runtime:
         check(lib.dtr_engine_connect(self.engine, ffi.cast("void *", table)))
         self.cost_file: costs.CostFile | None = None
         self.recorder = Recorder(self.bridge, device_type)
-        custom_operators.after_each_word(self.bridge.forget_rules)
+        custom_operators.after_each_declaration(self.bridge.forget_rules)
         self.pins = Pins(self)
-        self.places = Places(self.bridge)
+        self.call_sites = CallSites(self.bridge)
         self.recorder.explain = self._explain
         self.recorder.drain_log = self._drain_log
         self.bridge.score(self.scorer is not None)
@@ -260,8 +260,8 @@ class Runtime:
         accounted = self.log is not None or is_page(self.config.report)
         check(lib.dtr_engine_keep_account(self.engine, accounted))
         if accounted:
-            self._undo.append(self.places.stop)
-            self.places.follow_modules()
+            self._undo.append(self.call_sites.stop)
+            self.call_sites.follow_modules()
         self._undo.append(self.recorder.forget_calls)
         self._undo.append(self.recorder.stop)
         self.recorder.start(views=self.log is not None)
@@ -333,8 +333,8 @@ class Runtime:
     def stop(self) -> None:
         """The reverse of start(). Raises torch.OutOfMemoryError, and changes nothing, if there is
         not the memory for what was evicted; or StateError, which names operators that still run on
-        other threads after LONGEST_WAIT_S. What cannot be computed again is lost, and is named in
-        a StateError, which is raised once the session has ended.
+        other threads after LONGEST_WAIT_S. Contents that are unrecoverable are named in a
+        StateError, which is raised once the session has ended.
 
         On CUDA the allocator stays, because PyTorch cannot change it once it is in use.
         """
@@ -351,7 +351,7 @@ class Runtime:
             for name, value in self._counters(engine).items()
             if name == "budget_bytes" or name.startswith("peak_")
         } | {"learning": self._learning(engine)}
-        lost: list[Lost] = []
+        unrecoverable: list[Unrecoverable] = []
         try:
             # The promise ends here: what was evicted needs its place again.
             if not self.is_light:
@@ -359,8 +359,9 @@ class Runtime:
                 self.bridge.limit_repeats(None)
                 bring_back_all(self)  # most of it, while other threads go on
                 self._wait_for_operators()
-                lost = bring_back_all(self)
-                check(lib.dtr_engine_reset(self.engine, [of.id for of in lost], len(lost)))
+                unrecoverable = bring_back_all(self)
+                ids = [of.id for of in unrecoverable]
+                check(lib.dtr_engine_reset(self.engine, ids, len(ids)))
             self.is_active = False
             self._ended = ended
             self._unwind()
@@ -376,10 +377,10 @@ class Runtime:
             raise
         finally:
             self.bridge.hold_others(0)
-            if lost and not self.is_active:
+            if unrecoverable and not self.is_active:
                 escapes.raise_where_content_is_lost(self.bridge)
-        if lost:
-            raise StateError(message(self, lost)) from lost[0].error
+        if unrecoverable:
+            raise StateError(message(self, unrecoverable)) from unrecoverable[0].error
 
     def _wait_for_operators(self) -> None:
         """Until none runs on another thread. Operators that begin there wait until
@@ -418,7 +419,7 @@ class Runtime:
         if self.timeline is not None:
             self.timeline.abandon()
         self.cost_file = None  # the parent writes it
-        self.places.stop()
+        self.call_sites.stop()
         escapes.uninstall()
         escapes.raise_where_content_is_lost(self.bridge)
         if self.device_type == "cpu":
@@ -442,7 +443,7 @@ class Runtime:
 
     def unseen_writes(self) -> int:
         """How many writes past the operators have been noticed."""
-        return self._engine_stats().unseen_writes
+        return int(self._engine_stats().unseen_writes)
 
     def has_ample_room(self) -> bool:
         """Whether nothing was ever evicted or swapped out, and each device uses less than half of
@@ -476,7 +477,7 @@ class Runtime:
 
     def unpin(self, storage: UntypedStorage) -> bool:
         """Takes one pin() back; False if there is none."""
-        return lib.dtr_unpin(self.engine, ffi.cast("void *", storage._cdata)) > 0
+        return bool(lib.dtr_unpin(self.engine, ffi.cast("void *", storage._cdata)) > 0)
 
     def pin_for_a_while(self, tensor: Tensor) -> Any:
         """Keeps a tensor resident while what is returned lives. That ends without Python: nothing
@@ -495,7 +496,7 @@ class Runtime:
     def give_away(self, tensor: Tensor) -> None:
         """The address of the tensor's memory is given to others, who may keep it."""
         owner = self.pin_for_a_while(tensor)
-        check(lib.dtr_pin(self.engine, self.address(tensor), 1, self.places.number_of_line()))
+        check(lib.dtr_pin(self.engine, self.address(tensor), 1, self.call_sites.number_of_line()))
         del owner
 
     def share(self, tensor: Tensor) -> None:

@@ -20,6 +20,7 @@ from dtr_alloc.core import check, ffi, lib, listed
 from dtr_alloc.live import Live
 from dtr_alloc.records import Moment, Rows, Span
 from dtr_alloc.torch.kept import fullest, repeats
+from dtr_alloc.torch.session import Session
 
 MOST = 1024
 _FIRST_INTERVAL = 0.01
@@ -54,7 +55,7 @@ class Timeline(Rows):
         progress: whether there is a line on stderr (dtr_alloc/live.py).
     """
 
-    def __init__(self, runtime: Any, samples: bool, progress: bool) -> None:
+    def __init__(self, runtime: Session, samples: bool, progress: bool) -> None:
         super().__init__()
         self._runtime = runtime
         self._engine = ffi.new("dtr_engine_stats *")
@@ -176,7 +177,7 @@ class Timeline(Rows):
         )
 
 
-def heap(runtime: Any) -> list[Span]:
+def heap(runtime: Session) -> list[Span]:
     """What is in use of the first device's heap, by address."""
     count = ffi.new("uint64_t *")
 

@@ -213,7 +213,7 @@ class _Reader:
             raise self.error(f"damaged: {kind!r} is no type of block")
         if length > _MOST_BYTES or size > _MOST_BYTES:
             raise self.error(f"damaged: a block of {max(length, size)} bytes")
-        return left < _BLOCK.size + length
+        return bool(left < _BLOCK.size + length)
 
     def read_block(self) -> tuple[bytes, bytes, int]:
         kind, self.length, size, count, crc = _BLOCK.unpack_from(self.data, self.at)

@@ -76,7 +76,7 @@ def test_a_name_may_stand_for_something_new_or_for_what_it_stood_for():
         log.copy("z", "y")
         log.release("y")
         log.copy_from("z", "x")
-    found = simulate.rehearse(log.program, 1 << 20)
+    found = simulate.play_step(log.program, 1 << 20)
     assert (found.operators, found.step_cost) == (2, 14)
     assert found.usual_cost == found.learned_cost == 0
 
@@ -88,13 +88,13 @@ def test_a_log_is_repeated_once_at_least():
 
 def test_the_step_is_found_and_what_is_learned_costs_less(steps):
     budget = peak_of(steps) // 2
-    found = simulate.rehearse(steps, budget)
+    found = simulate.play_step(steps, budget)
     one = simulate.run_log(steps, semantics="runtime", outputs=False)
     assert found.operators * STEPS == one.model_ops
     assert found.step_cost * STEPS == one.model_cost
     assert found.is_planned
     assert 0 < found.learned_cost < found.usual_cost < 1
-    assert found == simulate.rehearse(steps, budget)
+    assert found == simulate.play_step(steps, budget)
 
 
 def test_local_search_finds_a_plan_that_costs_less_than_any_policy(steps):
@@ -109,7 +109,7 @@ def test_local_search_finds_a_plan_that_costs_less_than_any_policy(steps):
         simulate.run_log(steps, policy, budget, semantics="runtime", dealloc="lazy", outputs=False)
         for policy in policies
     ]
-    first, found = (simulate.rehearse(steps, budget, search=search) for search in (False, True))
+    first, found = (simulate.play_step(steps, budget, search=search) for search in (False, True))
     assert found.is_planned
     assert found.learned_cost < first.learned_cost
     assert found.learned_cost < min(run.remat_cost / run.model_cost for run in runs)
@@ -141,7 +141,7 @@ def test_the_first_search_of_a_chain_takes_work_in_proportion_to_its_operators(c
     """Policies that thrash there are not played to the end."""
     program = recurrent(cells)
     budget = int(0.4 * peak_of(program))
-    found = simulate.rehearse(program, budget)
+    found = simulate.play_step(program, budget)
     assert found.first_work < 1.01 * (10_000_000 + 2000 * program.operator_count)
     published = [
         simulate.run_log(program, name, budget, semantics="runtime", space="heap", outputs=False)
@@ -152,21 +152,21 @@ def test_the_first_search_of_a_chain_takes_work_in_proportion_to_its_operators(c
 
 def test_without_learning_it_is_the_usual_policy_alone(steps):
     budget = peak_of(steps) // 2
-    learned, usual = (simulate.rehearse(steps, budget, learn=learn) for learn in (True, False))
+    learned, usual = (simulate.play_step(steps, budget, learn=learn) for learn in (True, False))
     assert usual.learned_cost == usual.usual_cost == learned.usual_cost
     assert not usual.is_planned
 
 
 def test_with_memory_enough_nothing_costs_anything_and_with_too_little_nothing_works(steps):
-    enough = simulate.rehearse(steps, 2 * peak_of(steps))
+    enough = simulate.play_step(steps, 2 * peak_of(steps))
     assert enough.usual_cost == enough.learned_cost == 0
-    short = simulate.rehearse(steps, peak_of(steps) // 20)
+    short = simulate.play_step(steps, peak_of(steps) // 20)
     assert (short.usual_cost, short.learned_cost) == (None, None)
 
 
 def test_the_end_of_a_log_without_steps_stands_for_one():
     log = oplog.compile_log(LOGS / "plain_chain.log.xz")
-    found = simulate.rehearse(log, peak_of(log))
+    found = simulate.play_step(log, peak_of(log))
     assert found.operators == 0
     assert found.step_cost > 0
 
@@ -174,9 +174,9 @@ def test_the_end_of_a_log_without_steps_stands_for_one():
 def test_what_cannot_be_rehearsed_is_named(steps):
     mine = Heuristic("mine", select="callback", score=lambda candidate: math.inf)
     with pytest.raises(ValueError, match="the heuristic is a callable; allowed in a rehearsal"):
-        simulate.rehearse(steps, 1 << 30, mine)
+        simulate.play_step(steps, 1 << 30, mine)
     with pytest.raises(ValueError, match="chunk_bytes is 5; allowed"):
-        simulate.rehearse(steps, 1 << 30, chunk_bytes=5)
+        simulate.play_step(steps, 1 << 30, chunk_bytes=5)
 
 
 MIB = 1 << 20
@@ -212,17 +212,17 @@ SWAP = {"swap_bytes": 1 << 30, "swap_bytes_per_s": 4e9}
 class TestSwaps:
     def test_a_policy_is_learned_where_constants_do_not_fit(self):
         steps = larger_than_memory()
-        assert simulate.rehearse(steps, 24 * MIB).usual_cost is None
-        found = simulate.rehearse(steps, 24 * MIB, **SWAP)
+        assert simulate.play_step(steps, 24 * MIB).usual_cost is None
+        found = simulate.play_step(steps, 24 * MIB, **SWAP)
         assert not found.is_planned
         assert 0 < found.learned_cost < 0.85 * found.usual_cost
-        assert found == simulate.rehearse(steps, 24 * MIB, **SWAP)
+        assert found == simulate.play_step(steps, 24 * MIB, **SWAP)
 
     def test_a_plan_computes_again_where_that_costs_less_than_swaps(self, steps):
         budget = peak_of(steps) // 2
         slow, fast = (SWAP | {"swap_bytes_per_s": rate} for rate in (1, 1e15))
         unswapped, slowly, at_once = (
-            simulate.rehearse(steps, budget, **swap) for swap in ({}, slow, fast)
+            simulate.play_step(steps, budget, **swap) for swap in ({}, slow, fast)
         )
         assert slowly.is_planned
         assert replace(slowly, first_work=unswapped.first_work) == unswapped
@@ -231,7 +231,7 @@ class TestSwaps:
 
     def test_a_rate_is_needed(self):
         with pytest.raises(ValueError, match=r"swap_out_bytes_per_s is 0\.000000; allowed: 1 and"):
-            simulate.rehearse(larger_than_memory(), 12 * MIB, swap_bytes=1 << 30)
+            simulate.play_step(larger_than_memory(), 12 * MIB, swap_bytes=1 << 30)
 
 
 # ---- Which of the budgets that were played is advised (dtr_alloc/advise/suggest.py) ----

@@ -46,7 +46,7 @@ def library() -> Iterator[Library]:
     global _made
     _made += 1
     yield Library(f"dtr_custom{_made}")
-    custom_operators._words.clear()
+    custom_operators._declared.clear()
 
 
 def gelu_of(library: Library) -> Callable[..., Tensor]:
@@ -459,7 +459,7 @@ def test_an_operator_of_pytorch_can_be_distrusted() -> None:
             assert not dtr_alloc.evict(torch.erf(x))
             assert dtr_alloc.evict(torch.sin(x))
     finally:
-        custom_operators._words.clear()
+        custom_operators._declared.clear()
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a::", "a::b::c", "a.b", 3])

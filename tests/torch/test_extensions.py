@@ -202,7 +202,7 @@ def test_it_is_said_once_that_what_it_writes_is_kept(
         assert said(dtr_alloc.distrust) == []
         assert said(dtr_alloc.trust) == []
     finally:
-        custom_operators._words.pop("raw_square::square", None)
+        custom_operators._declared.pop("raw_square::square", None)
 
 
 def test_a_compiled_function_may_call_it(library: Path) -> None:

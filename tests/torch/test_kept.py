@@ -32,7 +32,7 @@ def twice(x: Tensor) -> Tensor:
 def nobody_is_trusted() -> object:
     dtr_alloc.distrust("dtr_kept")
     yield
-    custom_operators._words.clear()
+    custom_operators._declared.clear()
 
 
 def test_everything_that_is_kept_says_why() -> None:

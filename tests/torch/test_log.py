@@ -112,7 +112,7 @@ class Finished:
                         job.step(step)
                         watch.steps.append([])
                 self.losses = [loss.item() for loss in job.losses]
-                self.stats = dtr_alloc.stats()
+                self.stats = dict(dtr_alloc.stats())
         finally:
             gc.enable()
         self.operators = watch.steps

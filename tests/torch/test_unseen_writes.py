@@ -124,7 +124,7 @@ def test_a_session_ends_though_a_tensor_cannot_be_computed_again():
     with pytest.raises(StateError) as caught:
         dtr_alloc.disable()
     for text in (
-        "content of 2 storages of 7.81 KiB (8000 bytes) is lost",
+        "content of 2 storages of 7.81 KiB (8000 bytes) is unrecoverable",
         "3.91 KiB (4000 bytes) of aten::mul.Tensor, float32 (1000,)",
         "3.91 KiB (4000 bytes) of aten::exp.default, float32 (10, 100), float32 (2, 100)",
         "changed by something other than an operator",
@@ -159,7 +159,7 @@ def lost() -> Tensor:
     dtr_alloc.enable("unlimited", device="cpu")
     tensor = evicted(constant * 2)
     write(constant, 7)
-    with pytest.raises(StateError, match="is lost"):
+    with pytest.raises(StateError, match="is unrecoverable"):
         dtr_alloc.disable()
     return tensor
 

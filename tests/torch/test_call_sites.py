@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import dtr_alloc
 from dtr_alloc.advise.where import Where, bytes_by_place, repeats_by_place
 from dtr_alloc.oplog import compile_log
-from dtr_alloc.torch import api, places
+from dtr_alloc.torch import api, call_sites
 from dtr_alloc.torch.kept import Kept, fullest
 
 
@@ -61,7 +61,7 @@ def test_what_fills_the_memory_has_its_module_and_line(logged: None) -> None:
         assert made_in(found)[f"blocks.{block}", "aten.gelu.default"] == size
     assert made_in(found)["Net", "aten.sigmoid.default"] == out.untyped_storage().nbytes()
     (line,) = {entry.line for entry in found if entry.module == "blocks.1.inner"}
-    assert line == f"test_places.py:{Block.forward.__code__.co_firstlineno + 1}"
+    assert line == f"test_call_sites.py:{Block.forward.__code__.co_firstlineno + 1}"
     places = dict(bytes_by_place(entry for entry in found if entry.module))
     assert places[Where("blocks.*", "aten.gelu.default"), False] == 3 * size
 
@@ -96,7 +96,7 @@ def test_a_part_that_is_called_from_outside_has_its_path_all_the_same(logged: No
 
 
 def test_each_session_finds_the_modules_that_there_are(tmp_path: Path) -> None:
-    for _ in range(places._MOST_LOOKS + 1):
+    for _ in range(call_sites._MOST_LOOKS + 1):
         with dtr_alloc.session("unlimited", device="cpu", log=str(tmp_path / "job.log")):
             out = Net()(torch.ones(1024, 64))
             assert ("blocks.1", "aten.gelu.default") in made_in(fullest(api.active()))

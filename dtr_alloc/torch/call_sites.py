@@ -1,4 +1,4 @@
-"""Places in the job: the module that runs, and the line that called it or asks for an address."""
+"""Call sites in the job: the module that runs, and the line that called it or took an address."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _MOST_LOOKS = 16
 """At all objects of the process, for modules."""
 
 
-class Place(NamedTuple):
-    """``""`` is what is not known.
+class CallSite(NamedTuple):
+    """A part that is not known is ``""``.
 
     Attributes:
         module: its path from the one that holds all, such as ``h.3.attn``; of that one the name of
@@ -35,37 +35,37 @@ class Place(NamedTuple):
     line: str = ""
 
 
-class Places:
-    """Those that were met, by number, which the engine keeps for what it is told (dtr_place,
-    dtr_pin). 0 is none.
+class CallSites:
+    """The call sites of a session, by the numbers that the engine keeps (dtr_place, dtr_pin). 0:
+    none.
 
     Args:
-        bridge: which tells it.
+        bridge: passes the numbers to the engine.
     """
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._numbers = {Place(): 0}
+        self._numbers = {CallSite(): 0}
         self._paths: WeakKeyDictionary[torch.nn.Module, str] = WeakKeyDictionary()
         self._looks = 0
         self._of_thread = _OfThread()
         self._hooks: list[Any] = []
 
     def number_of_line(self) -> int:
-        """Of the line that runs just now."""
-        return self._number(Place(line=_line()))
+        """Of the line that runs now."""
+        return self._number(CallSite(line=_line()))
 
-    def _number(self, place: Place) -> int:
-        return self._numbers.setdefault(place, len(self._numbers))
+    def _number(self, call_site: CallSite) -> int:
+        return self._numbers.setdefault(call_site, len(self._numbers))
 
-    def by_number(self) -> list[Place]:
-        """All that were met until now."""
+    def by_number(self) -> list[CallSite]:
+        """All call sites so far."""
         return list(self._numbers)
 
     def follow_modules(self) -> None:
-        """Tells the engine in which module operators are called, until stop(). That takes ten
-        microseconds a module, most of them PyTorch's own, which has a slower way for modules with
-        hooks."""
+        """Passes the module of each operator to the engine, until stop(). This takes ten
+        microseconds a module, mostly in PyTorch, which calls modules with hooks by a slower
+        path."""
         self._looks = 0
         self._bridge.follow_places(True)
         self._hooks.append(modules.register_module_forward_pre_hook(self._enter))
@@ -84,7 +84,7 @@ class Places:
         path = self._paths.get(module)
         if path is None:
             path = self._new_path(module)
-        number = self._number(Place(path, _line()))
+        number = self._number(CallSite(path, _line()))
         self._of_thread.entered.append(number)
         self._bridge.place(number)
 
@@ -97,8 +97,8 @@ class Places:
         self._bridge.place(entered[-1] if entered else 0)
 
     def _new_path(self, module: torch.nn.Module) -> str:
-        """With those of all modules that there are now; a job that makes modules in each step has
-        the names of classes later on."""
+        """Finds the paths of all present modules. In a job that makes modules in each step, later
+        ones are named by their classes."""
         self._looks += 1
         if self._looks <= _MOST_LOOKS:
             every = live_objects(torch.nn.Module)

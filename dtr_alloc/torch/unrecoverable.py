@@ -1,8 +1,7 @@
-"""What a session that ends cannot bring back: a content that cannot be computed again.
+"""Contents that a session cannot bring back when it ends.
 
-That is so where something other than an operator overwrote what it was computed from, or where the
-operator that made it fails now. The session ends all the same: the content is lost, and whoever
-reads it meets an exception.
+A content is unrecoverable if something other than an operator overwrote its inputs, or if the
+operator that made it fails now. The session ends nevertheless, and reading the content raises.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,19 +18,20 @@ from dtr_alloc import costs
 from dtr_alloc.config import error_size
 from dtr_alloc.core import ffi, lib, listed
 from dtr_alloc.torch.live_objects import live_objects
+from dtr_alloc.torch.session import Session
 
 _SHOWN = 8
 
 
-class Lost(NamedTuple):
+class Unrecoverable(NamedTuple):
     """A storage that cannot be brought back.
 
     Attributes:
         id: the engine's number of it.
         handle: its address, as a number.
-        operator: what made it; "" if none did, and it was in host memory.
+        operator: the one that made it; "" for a constant in host memory.
         size_bytes: of the storage.
-        error: what came of the attempt.
+        error: of the attempt to bring it back.
     """
 
     id: int
@@ -41,10 +41,11 @@ class Lost(NamedTuple):
     error: Exception
 
 
-def bring_back_all(runtime: Any) -> list[Lost]:
-    """Makes all that is evicted resident, but what it returns, in the order in which it was made.
+def bring_back_all(runtime: Session) -> list[Unrecoverable]:
+    """Makes all evicted storages resident, in the order in which they were made. Returns those that
+    cannot be brought back.
 
-    Raises torch.OutOfMemoryError where memory does not suffice: that is no reason to lose anything.
+    Raises torch.OutOfMemoryError if the memory does not suffice; then no content is given up.
     """
     try:
         runtime.recorder.bring_back_all()
@@ -53,18 +54,19 @@ def bring_back_all(runtime: Any) -> list[Lost]:
         raise
     except Exception:
         evicted = _evicted(runtime)  # tried one by one
-    lost = []
+    unrecoverable = []
     for storage, handle, op_key, size_bytes in evicted:
         try:
             runtime.bring_back(ffi.cast("void *", handle))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            lost.append(Lost(storage, handle, costs.operator_name(op_key), size_bytes, error))
-    return lost
+            name = costs.operator_name(op_key)
+            unrecoverable.append(Unrecoverable(storage, handle, name, size_bytes, error))
+    return unrecoverable
 
 
-def _evicted(runtime: Any) -> list[tuple[int, int, int, int]]:
+def _evicted(runtime: Session) -> list[tuple[int, int, int, int]]:
     """Id, handle, key of the operator and bytes of live storages that are evicted."""
     return [
         (of.id, int(ffi.cast("intptr_t", of.handle)), of.op_key, of.size_bytes)
@@ -72,8 +74,8 @@ def _evicted(runtime: Any) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def message(runtime: Any, lost: Sequence[Lost]) -> str:
-    """Names what was lost: bytes, operators, and the shapes of the tensors that Python knows."""
+def message(runtime: Session, unrecoverable: Sequence[Unrecoverable]) -> str:
+    """Bytes, operators, and the shapes of the tensors that Python knows."""
     shapes: dict[int, list[str]] = defaultdict(list)
     for tensor in live_objects(Tensor):
         if handle := runtime.handle(tensor):
@@ -82,13 +84,13 @@ def message(runtime: Any, lost: Sequence[Lost]) -> str:
     named = [
         f"{error_size(of.size_bytes)} of {of.operator or 'a constant in host memory'}"
         + "".join(f", {shape}" for shape in dict.fromkeys(shapes[of.handle]))
-        for of in lost[:_SHOWN]
+        for of in unrecoverable[:_SHOWN]
     ]
-    if len(lost) > _SHOWN:
-        named.append(f"and {len(lost) - _SHOWN} more")
+    if len(unrecoverable) > _SHOWN:
+        named.append(f"and {len(unrecoverable) - _SHOWN} more")
     return (
-        f"disable: the session has ended, and the content of {len(lost)} storages "
-        f"of {error_size(sum(of.size_bytes for of in lost))} is lost, because it could not be "
-        "computed again; reading it raises an error. "
-        f"{'; '.join(named)}. The first error: {lost[0].error}"
+        f"disable: the session has ended, and the content of {len(unrecoverable)} storages "
+        f"of {error_size(sum(of.size_bytes for of in unrecoverable))} is unrecoverable, because it "
+        "could not be recomputed; reading it raises an error. "
+        f"{'; '.join(named)}. The first error: {unrecoverable[0].error}"
     )
