@@ -5,7 +5,7 @@ from native_fixtures import UNKNOWN, held_pool
 from native_pool import KIB, MIB, Invalid, NativePool, WrongState, fill, read
 
 CHUNK = 2 * MIB
-A, B, C = 16, 32, 48
+A, B = 16, 32
 
 
 pool = pytest.fixture(held_pool)

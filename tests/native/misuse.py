@@ -121,7 +121,6 @@ LOOKED_UP = {
 }
 # 0, x = f(); 1, y = g(x); x and y are released.
 PROGRAM = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 1, 0, 1, 1, 4096, -1, 5, 0, 5, 1]
-STATUSES = range(lib.DTR_OK, lib.DTR_STATE + 1)
 
 
 def message() -> str:

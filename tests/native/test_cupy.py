@@ -25,7 +25,6 @@ from dtr_alloc.fragment import formats, report
 from dtr_alloc.traces import recording
 from dtr_alloc.traces.trace import Kind
 
-CHUNK = 2 * MIB
 A, B = 16, 32
 
 

@@ -237,8 +237,11 @@ class TestIgnore:
 
 
 class TestBanish:
-    def test_a_dead_storage_whose_dependents_are_resident_goes_for_good(self, make_toy):
-        toy = make_toy(dealloc="banish")
+    @pytest.fixture
+    def toy(self, make_toy):
+        return make_toy(dealloc="banish")
+
+    def test_a_dead_storage_whose_dependents_are_resident_goes_for_good(self, toy):
         _, y, z = line(toy, "f", "g")
         y.release()
         assert toy.stats().banished == 1
@@ -247,8 +250,7 @@ class TestBanish:
         assert toy.pool.stats().live_blocks == 2
         assert not toy.evict(z)  # a constant now
 
-    def test_a_dead_constant_goes_too(self, make_toy):
-        toy = make_toy(dealloc="banish")
+    def test_a_dead_constant_goes_too(self, toy):
         x = toy.unseen(WORDS)
         results = [toy.one("f", x, words=2 * WORDS, parameter=i) for i in range(3)]
         x.release()
@@ -256,8 +258,7 @@ class TestBanish:
         assert toy.stats().kept_constant_bytes == 0
         assert not any(toy.evict(result) for result in results)
 
-    def test_an_evicted_dependent_keeps_it_as_a_ghost(self, make_toy):
-        toy = make_toy(dealloc="banish")
+    def test_an_evicted_dependent_keeps_it_as_a_ghost(self, toy):
         _, y = line(toy, "f")
         first, second = toy.one("g", y), toy.one("h", y)
         for tensor in (first, second):
@@ -291,8 +292,7 @@ class TestBanish:
         assert toy.stats().banished == 1
         assert toy.pool.stats().live_blocks == 2
 
-    def test_it_is_tried_again_when_the_evicted_dependent_dies(self, make_toy):
-        toy = make_toy(dealloc="banish")
+    def test_it_is_tried_again_when_the_evicted_dependent_dies(self, toy):
         _, y = line(toy, "f")
         resident, evicted = toy.one("g", y), toy.one("h", y)
         assert toy.evict(evicted)
@@ -303,8 +303,7 @@ class TestBanish:
         assert not toy.evict(resident)
         assert toy.pool.stats().live_blocks == 2
 
-    def test_an_evicted_storage_that_dies_goes_as_well(self, make_toy):
-        toy = make_toy(dealloc="banish")
+    def test_an_evicted_storage_that_dies_goes_as_well(self, toy):
         _, y, z = line(toy, "f", "g")
         assert toy.evict(y)
         y.release()
@@ -312,8 +311,7 @@ class TestBanish:
         assert toy.stats().evicted_storages == 0
         assert not toy.evict(z)
 
-    def test_one_evicted_result_of_several_keeps_it(self, make_toy):
-        toy = make_toy(dealloc="banish")
+    def test_one_evicted_result_of_several_keeps_it(self, toy):
         _, y = line(toy, "f")
         parts = toy.run("split", y, results=[WORDS] * 3)
         assert toy.evict(parts[1])
@@ -326,9 +324,8 @@ class TestBanish:
             assert part.is_right()
             assert not toy.evict(part)
 
-    def test_it_waits_for_a_dependent_that_an_operator_is_overwriting(self, make_toy):
+    def test_it_waits_for_a_dependent_that_an_operator_is_overwriting(self, toy):
         """As a constant, the old content would be lost for what else depends on it."""
-        toy = make_toy(dealloc="banish")
         _, y, z, below = line(toy, "f", "g", "h")
         assert toy.evict(below)
         seen = []

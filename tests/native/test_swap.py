@@ -31,6 +31,10 @@ def constant(toy, seed=0, words=WORDS):
 
 
 class TestConstants:
+    @pytest.fixture
+    def toy(self, make_toy):
+        return make_toy(**swapping())
+
     def test_what_cannot_be_recomputed_makes_room_and_comes_back(self, make_toy):
         toy = make_toy(pages=5, **swapping())
         sources = [constant(toy, seed=i) for i in range(4)]
@@ -45,8 +49,7 @@ class TestConstants:
         with pytest.raises(OutOfMemory):
             toy.one("sum", first)
 
-    def test_an_operator_finds_its_swapped_inputs_again(self, make_toy):
-        toy = make_toy(**swapping())
+    def test_an_operator_finds_its_swapped_inputs_again(self, toy):
         source, first = line(toy, "f")
         assert toy.evict(source)
         assert not toy.resident(source)
@@ -57,9 +60,8 @@ class TestConstants:
         assert toy.recomputed == []
         assert all_right(toy, source, first, second)
 
-    def test_a_swapped_result_becomes_a_constant_where_it_lies(self, make_toy):
+    def test_a_swapped_result_becomes_a_constant_where_it_lies(self, toy):
         """When what it was computed from is overwritten it need not come back."""
-        toy = make_toy(**swapping())
         source, dear = line(toy, "f")
         toy.configure(swap_in_bytes_per_s=FAST * 2)  # cheaper than anything
         assert toy.evict(dear)
@@ -69,8 +71,7 @@ class TestConstants:
         assert toy.recomputed == []
         assert all_right(toy, source, dear)
 
-    def test_host_memory_of_the_dead_goes_back_with_what_needed_them(self, make_toy):
-        toy = make_toy(**swapping())
+    def test_host_memory_of_the_dead_goes_back_with_what_needed_them(self, toy):
         source = toy.unseen(WORDS)
         small = [toy.one("f", source, words=WORDS, parameter=i) for i in range(2)]
         for tensor in [*small, source]:
@@ -81,16 +82,14 @@ class TestConstants:
         release(*small)
         assert toy.stats().host_bytes == 0
 
-    def test_pinned_and_escaped_ones_stay(self, make_toy):
-        toy = make_toy(**swapping())
+    def test_pinned_and_escaped_ones_stay(self, toy):
         pinned, escaped = constant(toy, seed=1), constant(toy, seed=2)
         toy.pin(pinned)
         toy.pin(escaped, escaped=True)
         assert not toy.evict(pinned)
         assert not toy.evict(escaped)
 
-    def test_with_swapping_off_again_they_come_back(self, make_toy):
-        toy = make_toy(**swapping())
+    def test_with_swapping_off_again_they_come_back(self, toy):
         source = toy.unseen(WORDS)
         toy.one("f", source)
         toy.evict(source)

@@ -22,7 +22,7 @@ from dtr_alloc.simulation import presets
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 CONSTANT = lib.DTR_USE_CONSTANT
 RECOMPUTABLE = lib.DTR_OP_RECOMPUTABLE
-EMPTY, BY_VALUE = 4, 5  # further uses in a step's description
+EMPTY = 4  # a further use in a step's description
 INT64 = 4  # c10::ScalarType::Long
 WORD = 8
 PAGE = 4096

@@ -1,6 +1,5 @@
 """``dtr-alloc simulate``: what it prints, writes and refuses. Needs the native build."""
 
-import bz2
 import json
 import lzma
 from pathlib import Path
@@ -140,15 +139,6 @@ def test_a_picture_is_drawn_if_it_is_asked_for(tmp_path):
         assert (tmp_path / name).stat().st_size > 5000
 
 
-def test_help_has_every_option():
-    text = simulate("--help").stdout
-    for option in (
-        *("--budget", "--heuristic", "--dealloc", "--seed", "--semantics", "--space", "--thrash"),
-        *("--json", "--plot", "--jobs"),
-    ):
-        assert option in text
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -226,18 +216,6 @@ def test_a_damaged_log_is_named_with_its_line_and_nothing_is_written(
     assert message in line
     assert not out.exists()
     assert not plot.exists()
-
-
-def test_logs_are_read_however_they_are_compressed(tmp_path):
-    text = "".join(lines_of(FUZZ_A)).encode()
-    (tmp_path / "plain.log").write_bytes(text)
-    with bz2.open(tmp_path / "small.log.bz2", "wb") as file:
-        file.write(text)
-    done = command(
-        *("plain.log", "small.log.bz2", FUZZ_A, "--budget", "0.8", "--json", "-"), cwd=tmp_path
-    )
-    hashes = {row["decisions_sha256"] for row in rows(done.stdout)}
-    assert len(hashes) == 1
 
 
 @pytest.fixture
