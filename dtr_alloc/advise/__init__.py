@@ -1,1 +1,1 @@
-"""Advice: which budget a job could do with, and the page and the files of a run that has ended."""
+"""Advice on the budget of a job, and the page and the files of a run that has ended."""

@@ -32,7 +32,7 @@ FREE = "#8fb339"
 """Colors that are seen on light and on dark, and told from each other."""
 _BARS = 12
 _NAMES = 40
-"""Below this part of the memory what fills it has no name."""
+"""Blocks smaller than this share of memory are not labelled."""
 _LETTERS = 60
 """Of a line of small text."""
 _LABEL = 48

@@ -7,12 +7,13 @@ import click
 from dtr_alloc import _autoload
 
 
-@click.command("build", short_help="Compile what the first job would compile.")
+@click.command("build", short_help="Compile the PyTorch bridge ahead of time.")
 @click.option(
     "--device", "devices", multiple=True, metavar="D", help="cpu or cuda; may be given twice."
 )
 def command(devices: tuple[str, ...]) -> None:
-    """Compiles the bridge to PyTorch, as the first job would, and prints where it is.
+    """Compiles the PyTorch bridge ahead of time, for example in a container image, and prints its
+    path.
 
     For each device that the installed PyTorch is built for, or for those given. It needs no device:
     it is for images.

@@ -1,4 +1,4 @@
-"""``dtr-alloc info``: the parts that are active here, and the reasons of those that are not."""
+"""``dtr-alloc info``: the state of the installation, and the reasons for missing parts."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from dtr_alloc import _autoload, config, report, torch_versions
 from dtr_alloc.cli.run import autoload_is_on, entry_point_is_registered
 
 
-@click.command("info", short_help="Say what is active here, and if something is not, why.")
+@click.command("info", short_help="Show the state of the installation.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def command(as_json: bool) -> None:
-    """Says what is active here and, if something is not, why.
+    """Shows the state of the installation, and the reasons for missing parts.
 
     Starts nothing: no budget is enabled and no bridge is compiled.
     """

@@ -34,8 +34,14 @@ _COUNTERS = (
 )
 @click.option("--json", "json_path", metavar="FILE", help="One JSON object a rank; - is stdout.")
 def command(files: Sequence[Path], json_path: str | None) -> None:
-    """Shows what the ranks of a job wrote to FILE... (--stats stats-{rank}.json), a row each, and
-    says which is nearest its budget and which recomputes most."""
+    """Shows a row for each rank of a job, from the FILEs that the ranks wrote, and names the rank
+    that is nearest its budget and the rank that recomputes most.
+
+    \b
+    Example:
+      dtr-alloc run --budget 8GiB --stats stats-{rank}.json train.py
+      dtr-alloc report stats-*.json
+    """
     rows = ranks(files)
     with results_file(json_path) as file:
         if file is not None:

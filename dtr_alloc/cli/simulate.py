@@ -1,4 +1,4 @@
-"""``dtr-alloc simulate``: what op logs cost under budgets and heuristics."""
+"""``dtr-alloc simulate``: the cost of op logs under budgets and heuristics."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from dtr_alloc.simulation.executors import RunsFailed, cores
 @list_option(
     "--dealloc",
     "eager",
-    "What becomes of a tensor that is released: eager evicts it at once, banish removes it for "
-    "good if nothing needs it, ignore does nothing.",
+    "The treatment of released tensors: eager evicts them at once, banish removes them for good "
+    "if nothing needs them, ignore keeps them.",
 )
 @list_option("--seed", "0", "Numbers or ranges (0..9), for 'random' and --sampling sqrt.")
 @click.option(
@@ -68,7 +68,7 @@ from dtr_alloc.simulation.executors import RunsFailed, cores
     type=click.Choice(["heuristic", "auto", "single", "window"]),
     default="heuristic",
     show_default=True,
-    help="How room is made: as the heuristic was published, by what costs less, by single "
+    help="How room is made: as published with the heuristic, the cheaper way, by single "
     "storages, by runs of neighbors (with --semantics runtime).",
 )
 @click.option(
@@ -123,11 +123,16 @@ def command(
     plot_path: str | None,
     **options: Any,
 ) -> None:
-    """Runs op LOGs, each with every budget, heuristic, policy and seed, and says what it costs.
+    """Runs op LOGs, each with every budget, heuristic, policy and seed, and shows the cost.
 
-    A log is what DTR_ALLOC_LOG writes, or one of the DTR paper's (.xz, .gz and others are read as
-    they are). Every option that takes a LIST may be given more than once. Running out of memory
-    and thrashing are results, not failures.
+    A log was written by DTR_ALLOC_LOG, or is one of the DTR paper's; it may be compressed. An
+    option that takes a LIST may be repeated. Running out of memory and thrashing are results, not
+    failures.
+
+    \b
+    Examples:
+      dtr-alloc simulate job.log.xz --budget 0.3..0.9 --heuristic marginal,dtr-full
+      dtr-alloc simulate job.log.xz --space heap --json - --thrash 4
     """
     _run(
         logs=logs,

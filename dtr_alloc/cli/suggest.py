@@ -1,4 +1,4 @@
-"""``dtr-alloc suggest``: which budget a job could do with, and what a step would cost."""
+"""``dtr-alloc suggest``: advice on the budget of a job, and the cost of a step under budgets."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 @click.command(
     "suggest",
     context_settings={"allow_interspersed_args": False},
-    short_help="Say which budget a job could do with, and what it would cost.",
+    short_help="Advise a budget for a job, and show its cost.",
 )
 @click.option("--steps", default=5, show_default=True, type=click.IntRange(min=3), metavar="N",
               help="Steps of the optimizer that are recorded.")  # fmt: skip
 @click.option("--seconds", default=120.0, show_default=True, type=click.FloatRange(min=1),
-              metavar="S", help="The most time that they are given.")  # fmt: skip
+              metavar="S", help="The longest time for them.")  # fmt: skip
 @click.option("--budget", default="unlimited", metavar="B",
-              help="Run them under it, with swapping: where there is no room without.")  # fmt: skip
+              help="Run them under it, with swapping, if they do not fit without.")  # fmt: skip
 @click.option("--device", metavar="D", help="auto, cuda or cpu.")
-@click.option("--json", "path", metavar="FILE", help="Write it there as JSON, - for stdout.")
+@click.option("--json", "path", metavar="FILE", help="Write the advice as JSON; - is stdout.")
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -50,11 +50,15 @@ def command(
     arguments: tuple[str, ...],
 ) -> Job:
     """Runs some steps of SCRIPT (with -m: of the module SCRIPT) with ARGUMENTS, without a limit or
-    under --budget, ends it, and says which budget it could do with.
+    under --budget, ends it, and advises a budget.
 
-    Four more steps than are recorded are run, and timed. The job is ended at once, as by a kill:
-    nothing that it would do at its end is done. A job without an optimizer runs to its end, or for
-    --seconds.
+    After the recorded steps, four more are timed. The job is then ended as by a kill, without its
+    own clean-up. A job without an optimizer runs to its end, or for --seconds.
+
+    \b
+    Examples:
+      dtr-alloc suggest train.py --epochs 3
+      dtr-alloc suggest --budget 20GiB --json advice.json -m mylib.train
     """
     if not is_module and not os.path.exists(script):
         raise click.UsageError(f"there is no script {script!r}")
@@ -78,7 +82,7 @@ def command(
             return
         status = 1
         try:
-            _tell(observed, folder / "steps.log", path)
+            _print_advice(observed, folder / "steps.log", path)
             status = 0
         except Exception as error:
             print(f"dtr_alloc: no suggestion: {error}", file=sys.stderr)
@@ -102,7 +106,7 @@ def command(
     return Job(script, is_module, arguments, at_end=end)
 
 
-def _tell(observed: Observed, log: Path, path: str | None) -> None:
+def _print_advice(observed: Observed, log: Path, path: str | None) -> None:
     with Console(stderr=True, markup=False).status("playing the step under smaller budgets"):
         advice = advise(observed, log)
     text = json.dumps(advice.document(), indent=2)

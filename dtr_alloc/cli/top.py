@@ -1,4 +1,4 @@
-"""``dtr-alloc top``: this user's running jobs, as they go on."""
+"""``dtr-alloc top``: the running jobs of this user."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ from dtr_alloc.config import UNLIMITED_BYTES, format_size
 
 
 @click.command("top", short_help="Watch running jobs.")
-@click.option("--once", is_flag=True, help="Print what is so now, and end.")
+@click.option("--once", is_flag=True, help="Print the current state once and exit.")
 @click.argument("pids", metavar="[PID...]", nargs=-1, type=int)
 def command(once: bool, pids: Sequence[int]) -> None:
-    """Shows the jobs of this user that have a budget, or those with the process numbers PID..., a
-    row each: the last steps of each rank. It ends with Ctrl-C."""
+    """Shows a row for each job of this user that has a budget, or for the processes PID...: the
+    last steps of each rank. Ctrl-C ends it.
+
+    \b
+    Examples:
+      dtr-alloc top
+      dtr-alloc top --once 4711
+    """
     console = Console(markup=False)
     if once:
         console.print(_table(pids))

@@ -1,7 +1,7 @@
 """Observes the first steps of a job, for advice (dtr_alloc/advise/suggest.py), and ends them.
 
-The op log of the steps is written as ever. What it does not say is added here: what the memory is
-held for, and how long a step takes.
+In addition to the op log of these steps, it records the use of the memory that is held between
+steps, and the time of a step.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def suggest(
     device: str = "auto",
     budget: int | str | Budget = "unlimited",
 ) -> Advice:
-    """Makes training steps, and says which budget the job could do with.
+    """Makes training steps, and advises a budget for the job.
 
     Args:
         step: makes one whole step, such as forward, backward and the optimizer's; it is called
@@ -126,8 +126,8 @@ def suggest(
         budget: under which they are made, where there is no room for them without. What cannot be
             computed again may go to host memory then.
 
-    Returns what ``dtr-alloc suggest`` prints: ``print(dtr_alloc.suggest(step))``. Raises ValueError
-    for fewer steps, what enable() raises, and what the steps do.
+    Returns the output of ``dtr-alloc suggest``: ``print(dtr_alloc.suggest(step))``. Raises
+    ValueError for fewer steps, and the errors of enable() and of the steps.
     """
     if steps < 3:
         raise ValueError(f"steps is {steps}; allowed: 3 and more")

@@ -18,7 +18,7 @@ from dtr_alloc.cli.common import LazyCommands
             "report": "dtr_alloc.cli.fragment.report:command",
         }
     ),
-    short_help="See where memory went: traces of any allocator.",
+    short_help="Study traces of any allocator.",
 )
 def command() -> None:
     """Reads, converts and studies traces of allocators: our own (DTR_ALLOC_TRACE), PyTorch's

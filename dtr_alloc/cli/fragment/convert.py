@@ -14,16 +14,16 @@ from dtr_alloc.fragment import chrome_trace, formats
 from dtr_alloc.traces.trace import TraceError
 
 
-@click.command("import", short_help="Make a trace of another tool's file.")
+@click.command("import", short_help="Convert another tool's file to a trace.")
 @click.argument("source", metavar="IN", type=FILE)
 @click.option("-o", "--out", required=True, metavar="OUT", type=OUT, help="The trace.")
 @truncated_option
 def import_(source: Path, out: Path, allow_truncated: bool) -> None:
-    """Makes a trace of IN: a memory snapshot of PyTorch, an RMM log, or another trace."""
+    """Converts IN, a memory snapshot of PyTorch, an RMM log or another trace, to a trace."""
     _convert(source, out, "trace", allow_truncated=allow_truncated)
 
 
-@click.command("export", short_help="Make another tool's file of a trace.")
+@click.command("export", short_help="Convert a trace to another tool's file.")
 @click.argument("source", metavar="IN", type=FILE)
 @click.option("-o", "--out", required=True, metavar="OUT", type=OUT)
 @click.option(
@@ -57,7 +57,7 @@ def export(
     limit: str | None,
     allow_truncated: bool,
 ) -> None:
-    """Writes the trace IN (or what `import` reads) in another form."""
+    """Converts the trace IN (or a file that `import` reads) to another format."""
     for name, value in (("--profile", profile), ("--limit", limit)):
         if value is not None and to != "chrome":
             raise click.UsageError(f"{name} is for --to chrome, not for --to {to}")

@@ -1,4 +1,4 @@
-"""``dtr-alloc fragment report``: where memory went, in numbers and pictures."""
+"""``dtr-alloc fragment report``: the use of memory in numbers and pictures."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dtr_alloc.report import write_text
 from dtr_alloc.traces.trace import TraceError
 
 
-@click.command("report", short_help="Say in numbers and pictures where memory went.")
+@click.command("report", short_help="Show the use of memory in numbers and pictures.")
 @click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=FILE)
 @click.option(
     "--out",
@@ -52,8 +52,13 @@ from dtr_alloc.traces.trace import TraceError
 @click.option("--by-time", is_flag=True, help="Draw over the time instead of the events.")
 @truncated_option
 def command(**options: Any) -> None:
-    """Says of each TRACE (or what `import` reads) how much memory was needed, taken and lost, and
-    draws it. docs/guides/fragmentation-study.md explains every number and picture."""
+    """Shows for each TRACE (or file that `import` reads) the memory that was needed, reserved and
+    lost. docs/guides/fragmentation-study.md explains every number and picture.
+
+    \b
+    Example:
+      dtr-alloc fragment report job.trace --page job.html
+    """
     _run(**options)
 
 

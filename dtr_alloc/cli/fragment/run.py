@@ -1,4 +1,4 @@
-"""``dtr-alloc fragment run``: another allocator under the same requests."""
+"""``dtr-alloc fragment run``: models of allocators on the requests of a trace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VERSION = 1
 """Of the JSON."""
 
 
-@click.command("run", short_help="What another allocator would have made of the same requests.")
+@click.command("run", short_help="Run other allocators on the same requests.")
 @click.argument("source", metavar="TRACE", type=FILE)
 @models_option("Allocators: names, or all. The top of dtr_alloc/fragment/models.py lists them.")
 @budgets_option
@@ -61,7 +61,12 @@ VERSION = 1
 @workers_options("1, so that a run is timed alone")
 @truncated_option
 def command(**options: Any) -> None:
-    """Runs models of allocators over the allocations of TRACE (or what `import` reads)."""
+    """Runs models of allocators on the allocations of TRACE (or a file that `import` reads).
+
+    \b
+    Example:
+      dtr-alloc fragment run job.trace --model pytorch,first-fit --budget 8GiB
+    """
     _run(**options)
 
 
