@@ -4,19 +4,17 @@ frameworks` has them all."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from harness import ROOT, command, python
 
 import dtr_alloc
 
-GUIDE = (Path(__file__).parents[2] / "docs/guides/frameworks.md").read_text()
+GUIDE = (ROOT / "docs/guides/frameworks.md").read_text()
 SNIPPETS = {
     section.partition("\n")[0]: re.findall(r"^```python\n(.*?)^```", section, re.M | re.S)
     for section in GUIDE.split("\n## ")[1:]
@@ -27,14 +25,7 @@ BUDGETS = {"Lightning": "14MiB", "transformers": "32MiB", "accelerate": "12MiB"}
 
 def run(code: str, folder: Path) -> None:
     code += "\nimport dtr_alloc\nassert not dtr_alloc.is_enabled()\n" * ("integrations" in code)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    python("-W", "ignore", "-c", code, cwd=folder)
 
 
 def logged(folder: Path) -> dict[str, list[float]]:
@@ -74,14 +65,7 @@ def test_a_job_of_the_guide_is_advised(index: int, framework: str, tmp_path: Pat
     pytest.importorskip(framework)
     snippet = SNIPPETS["From an empty environment to an answer"][index]
     (tmp_path / "job.py").write_text(snippet)
-    done = subprocess.run(
-        [sys.executable, "-m", "dtr_alloc.cli", "suggest", "job.py"],
-        cwd=tmp_path,
-        env={**os.environ, "DTR_ALLOC_DEVICE": "cpu"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    done = command("suggest", "job.py", cwd=tmp_path)
     assert "Advised: DTR_ALLOC_BUDGET=" in done.stdout
     assert re.search(r"layers\.\*|transformer\.h\.\*", done.stdout)
 

@@ -1,14 +1,19 @@
-"""What the torch-side suites share: one thread, clean sessions, comparison of bits."""
+"""What the torch-side suites share: clean sessions, comparison of bits, and python in
+processes of its own."""
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -16,15 +21,7 @@ import dtr_alloc
 from bench.models import differences
 
 MIB = 2**20
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Runs the test on one thread, so that splits by timing cannot hide a wrong recomputation."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+ROOT = Path(__file__).parents[2]
 
 
 @contextmanager
@@ -43,6 +40,12 @@ def assert_same_bits(expected: dict[str, Tensor], got: dict[str, Tensor], where:
     assert not wrong, f"{where}: {len(wrong)} of {len(expected)} differ: {wrong[:8]}"
 
 
+def assert_equal(expected: Iterable[Tensor], got: Iterable[Tensor]) -> None:
+    """Fails with the places of the tensors that differ."""
+    pairs = enumerate(zip(expected, got, strict=True))
+    assert [place for place, pair in pairs if not torch.equal(*pair)] == []
+
+
 def evicted(tensor: Tensor) -> Tensor:
     """The tensor after its storage has lost its content."""
     assert dtr_alloc.evict(tensor), "a result of an operator can be evicted"
@@ -56,3 +59,77 @@ def fix_costs(path: Path) -> None:
     for entry in costs["entries"]:
         entry["cost_ns"] = 10_000 + int(entry["signature"], 16) % 90_000
     path.write_text(json.dumps(costs))
+
+
+def run_in_threads(*bodies: Callable[[], object]) -> None:
+    """Runs the functions at the same time, each on a thread, to their ends."""
+    threads = [threading.Thread(target=body) for body in bodies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def environment(**settings: str) -> dict[str, str]:
+    """This process's variables, for CPU tensors and one thread, with these settings of dtr_alloc
+    and no others: `budget` is DTR_ALLOC_BUDGET. A name in capitals is the variable's own."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name in ("DTR_ALLOC_BUILD", "DTR_ALLOC_CACHE") or not name.startswith("DTR_ALLOC_")
+    }
+    given = {n if n.isupper() else f"DTR_ALLOC_{n.upper()}": v for n, v in settings.items()}
+    return {**kept, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **given}
+
+
+def python(
+    *arguments: object, cwd: Path | None = None, status: int | None = 0, **settings: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs python in a process of its own, which must end with the status (None: with any)."""
+    line = [sys.executable, *map(str, arguments)]
+    done = subprocess.run(
+        line, env=environment(**settings), cwd=cwd, capture_output=True, text=True, check=False
+    )
+    assert status in (None, done.returncode), done.stdout + done.stderr
+    return done
+
+
+def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """As python(), of ``dtr-alloc``."""
+    return python("-m", "dtr_alloc.cli", *arguments, **options)
+
+
+def call(job: str | Callable[..., Any], *arguments: object, **options: Any) -> Any:
+    """As python(), of a script, or of a function of a test's module, whose result is printed as
+    JSON."""
+    if callable(job):
+        options["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+        arguments = (json.dumps(arguments, default=str),)
+        name = f"{job.__module__}.{job.__qualname__}"
+        job = f"import json, sys, {job.__module__}\nfound = {name}(*json.loads(sys.argv[1]))\n"
+        job += "print(json.dumps(found))"
+    return python("-W", "ignore", "-c", job, *arguments, **options)
+
+
+def told_by(job: str | Callable[..., Any], *arguments: object, **options: Any) -> Any:
+    """What is in the last line that call() prints."""
+    return json.loads(call(job, *arguments, **options).stdout.splitlines()[-1])
+
+
+def assert_trains_in(
+    share: float, run: Callable[[], list[Tensor]], **settings: Any
+) -> dict[str, Any]:
+    """The function's tensors have the same bits under a budget of a share of its peak, where it
+    computes some again. Returns what that added to the counters."""
+    expected = run()
+    with checked_session():
+        dtr_alloc.reset_peak_stats()
+        run()
+        peak = dtr_alloc.stats()["peak_allocated_bytes"]
+    gc.collect()
+    with checked_session(int(share * peak), **settings):
+        got = run()
+        counted = dtr_alloc.stats()
+    assert counted["evictions"] + counted["swaps"] > 0
+    assert_equal(expected, got)
+    return counted

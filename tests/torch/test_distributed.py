@@ -4,7 +4,6 @@ processes on gloo."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from harness import python
 
 from dtr_alloc.torch.op_rules import MUTATE, READ, rule_for
 
@@ -335,8 +335,7 @@ if __name__ == "__main__":
 @pytest.mark.long
 def test_a_rank_that_is_a_process_of_multiprocessing_tells_the_others(tmp_path):
     (tmp_path / "job.py").write_text(PROCESSES)
-    line = [sys.executable, "job.py", str(tmp_path / "init")]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=True)
+    done = python("job.py", tmp_path / "init", cwd=tmp_path)
     assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory and ends" in done.stdout
 
 
@@ -369,16 +368,8 @@ def test_what_starts_the_ranks_has_no_budget_and_none_of_their_files(
     tmp_path: Path, command: list[str]
 ) -> None:
     (tmp_path / "job.py").write_text("import torch\n(torch.ones(1000) * 2).sum().item()\n")
-    files = {"STATS": "stats-{rank}.json", "COSTS": "costs-{rank}.json", "LOG": "job-{rank}.log"}
-    settings = {"BUDGET": "64MiB", "DEVICE": "cpu", **files}
-    done = subprocess.run(
-        [sys.executable, *command, "torch.distributed.run", "--nproc-per-node", "2", "job.py"],
-        env={**os.environ, **{f"DTR_ALLOC_{name}": value for name, value in settings.items()}},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "dtr_alloc" not in done.stderr
+    files = {"stats": "stats-{rank}.json", "costs": "costs-{rank}.json", "log": "job-{rank}.log"}
+    line = [*command, "torch.distributed.run", "--nproc-per-node", "2", "job.py"]
+    assert "dtr_alloc" not in python(*line, cwd=tmp_path, budget="64MiB", **files).stderr
     made = {path.name for path in tmp_path.iterdir()}
     assert made == {"job.py"} | {name.format(rank=i) for name in files.values() for i in (0, 1)}

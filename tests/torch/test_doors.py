@@ -4,15 +4,11 @@ are compared without it.)"""
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from harness import checked_session, evicted
+from harness import checked_session, evicted, told_by
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -62,19 +58,11 @@ print(json.dumps({
 """
 
 
-def through(door: str, name: str, folder: Path) -> dict[str, Any]:
-    command = [sys.executable, "-W", "ignore", "-c", CHILD, door, name, str(folder / f"{door}.log")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 @pytest.mark.parametrize("name", JOBS)
 def test_both_doors_give_the_same_bits_and_record_the_same_operators(
     name: str, tmp_path: Path
 ) -> None:
-    key, mode = through("key", name, tmp_path), through("mode", name, tmp_path)
+    key, mode = (told_by(CHILD, door, name, tmp_path / f"{door}.log") for door in ("key", "mode"))
     assert (key["by_mode"], mode["by_mode"]) == (False, True)
     for found in (key, mode):
         assert found["other bits"] == []

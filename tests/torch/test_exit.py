@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from harness import python
 
 SETUP = """
 import atexit, builtins, threading
@@ -76,10 +74,7 @@ builtins.late = Late()
     "code", [IN_A_HANDLER, IN_A_DAEMON_THREAD, IN_DEL], ids=["atexit", "daemon_thread", "del"]
 )
 def test_operators_run_while_the_interpreter_ends(code: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SETUP + code], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = python("-c", SETUP + code)
     assert done.stderr == ""
     y, x = map(float, done.stdout.split())
     assert (round(y), x) == (11056, 2000)

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
+from typing import Any
 
 import pytest
+from harness import python
 
 BEGIN = """
 import ctypes, torch, dtr_alloc
@@ -24,13 +25,8 @@ print(kept[0])
 """
 
 
-def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", BEGIN + textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **environ},
-    )
+def run(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return python("-X", "faulthandler", "-c", BEGIN + textwrap.dedent(script), **options)
 
 
 @pytest.mark.skipif(
@@ -47,9 +43,8 @@ def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
 )
 @pytest.mark.parametrize("use", ["kept[0]", "kept[0] = 7"], ids=["read", "written"])
 def test_a_kept_pointer_ends_the_process_with_a_line_that_says_so(leaves: str, use: str):
-    done = run(f"{leaves}\nprint('left', flush=True)\n{use}\nprint('behind')\n")
+    done = run(f"{leaves}\nprint('left', flush=True)\n{use}\nprint('behind')\n", status=-11)
     assert done.stdout.splitlines() == ["3.0", "left"]
-    assert done.returncode == -11
     assert "dtr_alloc: memory was used by a pointer that was kept" in done.stderr
 
 
@@ -60,11 +55,9 @@ def test_a_pinned_tensor_stays_where_the_pointer_says():
         print(kept[0])
         dtr_alloc.check_invariants()
     """)
-    assert done.stdout.splitlines() == ["3.0", "3.0"], done.stderr
+    assert done.stdout.splitlines() == ["3.0", "3.0"]
 
 
 def test_there_is_no_heap_to_make():
-    done = run("", DTR_ALLOC_POOL="chunk:64KiB")
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
+    last = run("", status=1, pool="chunk:64KiB").stderr.splitlines()[-1]
     assert "pool is 'chunk:65536,keep:all'; allowed: the default beside guard" in last

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -12,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import checked_session, evicted, one_thread  # noqa: F401
+from harness import checked_session, evicted, python
 from interrupted_jobs import JOBS
 from interrupting import WAYS, Injector, set_async
 from torch import Tensor
@@ -23,21 +21,18 @@ from dtr_alloc.heuristics import Candidate, register
 HERE = Path(__file__).parent
 
 
-def interrupt_jobs(names: str, share: float, folder: Path) -> None:
-    line = [sys.executable, str(HERE / "interrupted_jobs.py"), names, str(share), str(folder)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
-
-
-def test_a_job_goes_on_after_interrupts_at_some_places(tmp_path: Path) -> None:
-    interrupt_jobs("off,step,by_hand,captured", 0.02, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", JOBS)
-def test_a_job_goes_on_after_interrupts_at_more_places(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("names", "share"),
+    [
+        ("off,step,by_hand,captured", 0.02),
+        *(pytest.param(name, 0.1, marks=pytest.mark.long) for name in JOBS),
+    ],
+)
+def test_a_job_goes_on_after_interrupts_at_some_places(
+    names: str, share: float, tmp_path: Path
+) -> None:
     """At all of them: ``make interrupts``."""
-    interrupt_jobs(name, 0.1, tmp_path)
+    python(HERE / "interrupted_jobs.py", names, share, tmp_path)
 
 
 SIGNALED = """
@@ -80,21 +75,11 @@ print(caught)
 """
 
 
-def signaled(turns: int) -> int:
-    code = SIGNALED.format(here=str(HERE), turns=turns)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.mark.parametrize("turns", [4, pytest.param(500, marks=pytest.mark.long)])
+def test_a_job_goes_on_after_signals(turns: int) -> None:
+    done = python("-c", SIGNALED.format(here=str(HERE), turns=turns))
     assert done.stderr == ""
-    return int(done.stdout)
-
-
-def test_a_job_goes_on_after_signals() -> None:
-    assert signaled(4) == 4
-
-
-@pytest.mark.long
-def test_a_job_goes_on_after_hundreds_of_signals() -> None:
-    assert signaled(500) == 500
+    assert int(done.stdout) == turns
 
 
 # ---- one fault each ----

@@ -4,15 +4,12 @@ too small to be evicted."""
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from harness import MIB, checked_session, evicted, one_thread  # noqa: F401
+from harness import MIB, checked_session, evicted, python
 from torch import Tensor, nn
 
 import dtr_alloc
@@ -103,15 +100,8 @@ y.sum().item()
 
 def test_the_report_and_the_stats_of_a_job_say_what_was_kept(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(JOB)
-    settings = {"BUDGET": "unlimited", "DEVICE": "cpu", "STATS": "stats.json", "REPORT": "all"}
-    done = subprocess.run(
-        [sys.executable, "job.py"],
-        env={**os.environ, **{f"DTR_ALLOC_{name}": value for name, value in settings.items()}},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    settings = {"budget": "unlimited", "stats": "stats.json", "report": "all"}
+    done = python("job.py", cwd=tmp_path, **settings)
     stats = json.loads((tmp_path / "stats.json").read_text())
     (entry,) = stats["kept"]
     assert entry.pop("size_bytes") == stats["peak_kept_bytes"] == MIB
@@ -245,3 +235,39 @@ def test_weights_that_are_no_parameters_do_not_keep_the_gradient_of_each_step(
         gradients = 3 * 128 * 128 * 4
         assert train(15) <= 3 * gradients
         assert dtr_alloc.stats()["evictions"] > 0
+
+
+# ---- operators that only look at tensors, such as item() and equal() ----
+
+
+def clock() -> float:
+    return dtr_alloc.stats().clock_seconds
+
+
+def test_a_look_at_a_tiny_tensor_costs_the_engine_nothing() -> None:
+    with checked_session():
+        x = torch.full((16,), 3.0)
+        assert not dtr_alloc.evict(x)
+        before = clock()
+        assert x[5].item() == 3.0
+        assert torch.equal(x, x[:])
+        assert clock() == before
+
+
+def test_a_look_at_a_part_of_an_evicted_tensor_brings_it_back() -> None:
+    with checked_session():
+        x = torch.linspace(0, 1, 4096) * 3
+        first, last = x[0], x[-1]
+        assert dtr_alloc.evict(x)
+        before = clock()
+        assert last.item() == 3.0
+        assert dtr_alloc.is_resident(first)
+        assert clock() > before
+
+
+def test_a_look_at_memory_of_others_is_recorded() -> None:
+    with checked_session():
+        x = torch.frombuffer(bytearray(8), dtype=torch.int64)
+        before = clock()
+        assert x.item() == 0
+        assert clock() > before

@@ -7,7 +7,6 @@ import os
 import re
 import resource
 import stat
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from harness import python
 
 import dtr_alloc
 from dtr_alloc import live
@@ -70,8 +70,7 @@ dtr_alloc.enable("64MiB", device="cpu")
 torch.ones(5)
 raise SystemExit(3)
 """
-    ended = subprocess.run([sys.executable, "-c", "import dtr_alloc.live" + job], check=False)
-    assert ended.returncode == 3
+    python("-c", "import dtr_alloc.live" + job, status=3)
     assert list(folder.iterdir()) == []
 
 

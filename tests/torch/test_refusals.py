@@ -1,19 +1,14 @@
-"""What a job cannot do on CUDA under a budget ends with the reason, where it can be read.
+"""What a job cannot have or do on CUDA under a budget ends with the reason, where it can be read.
 
-Needs torch, any build; no GPU. Tensors on the device "meta" stand for those on a GPU. Each case is
-a process of its own, because refusals stay.
+No GPU is needed: tensors on the device "meta" stand for those on a GPU. Each case is a process of
+its own, because refusals stay, and must not leave behind what a process has once.
 """
 
-import os
-import subprocess
-import sys
+from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch", reason="torch is not installed here")
-pytest.importorskip(
-    "dtr_alloc._core", reason="the core is not built here (pip install -e .)", exc_type=ImportError
-)
+import torch
+from harness import python
 
 PREPARE = """
 import threading, torch, torch.multiprocessing as mp
@@ -31,16 +26,8 @@ def refused(act):
 """
 
 
-def printed(code):
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    result = subprocess.run(
-        [sys.executable, "-c", PREPARE + code],
-        env={**clean, "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()
+def printed(code: str) -> list[str]:
+    return python("-c", PREPARE + code).stdout.splitlines()
 
 
 def test_a_loader_whose_workers_return_gpu_tensors_fails_where_the_job_waits():
@@ -94,3 +81,68 @@ print(refused(lambda: torch.cuda.memory.change_current_allocator(Other())))
 """
     (message,) = printed(code)
     assert "cannot be changed" in message
+
+
+# ---- a budget on CUDA ----
+
+ENABLE = """
+import torch, dtr_alloc
+{prepare}
+try:
+    dtr_alloc.enable(budget="1GiB"{device})
+except dtr_alloc.{error} as error:
+    print(error)
+assert not dtr_alloc.is_enabled()
+with dtr_alloc.session(budget="unlimited", device="cpu"):
+    made = torch.ones(1000) + 1
+    assert dtr_alloc.evict(made)
+    assert made.sum().item() == 2000
+    dtr_alloc.check_invariants()
+"""
+"""After the refusal, what needs allocator, recorder and rematerialization on the CPU."""
+IN_USE = "torch.cuda.is_initialized = lambda: True"
+TOO_LATE = "enable dtr_alloc before the first CUDA call"
+
+
+@pytest.mark.parametrize(
+    ("device", "prepare", "error", "words"),
+    [
+        pytest.param(
+            *("cuda", "", "DriverError", f"PyTorch {torch.__version__} is built without CUDA"),
+            marks=pytest.mark.skipif(torch.version.cuda is not None, reason="it has CUDA"),
+        ),
+        # As on a CUDA build: the driver's library is missing, or it hides all devices.
+        ("cuda", "torch.version.cuda = '13.0'", "DriverError", "device 'cuda': "),
+        ("cuda", IN_USE, "StateError", TOO_LATE),
+        ("", IN_USE, "StateError", TOO_LATE),
+    ],
+    ids=["CPU build", "no device", "in use", "in use, auto"],
+)
+def test_a_budget_that_cannot_be_had_is_refused_and_the_cpu_stays_usable(
+    device: str, prepare: str, error: str, words: str
+) -> None:
+    device = device and f", device={device!r}"
+    code = ENABLE.format(device=device, prepare=prepare, error=error)
+    message = python("-c", code).stdout
+    assert words in message
+    if error == "DriverError" and prepare:
+        assert any(each in message for each in ("libcuda", "CUDA_ERROR", "no device"))
+
+
+def test_auto_takes_the_cpu_where_there_is_no_cuda_and_initializes_nothing() -> None:
+    code = (
+        "import torch, dtr_alloc\n"
+        "dtr_alloc.enable(budget='unlimited')\n"
+        "made = torch.ones(1000) + 1\n"
+        "print(dtr_alloc.evict(made), torch.cuda.is_initialized())\n"
+        "dtr_alloc.disable()\n"
+    )
+    assert python("-c", code).stdout == "True False\n"
+
+
+def test_a_job_that_asks_for_cuda_by_the_environment_ends_with_the_reason() -> None:
+    code = "import torch; print('ran')"
+    failed = python("-c", code, status=1, budget="1GiB", device="cuda")
+    assert failed.stdout == ""
+    (line,) = failed.stderr.strip().splitlines()
+    assert "device 'cuda'" in line

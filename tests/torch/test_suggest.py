@@ -1,16 +1,11 @@
 """``dtr-alloc suggest`` on jobs of their own, in processes of their own."""
 
 import json
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from harness import fix_costs
+from harness import MIB, command, fix_costs, python
 
-MIB = 2**20
 JOB = """
 import sys
 import torch
@@ -36,60 +31,83 @@ PARAMETERS = 12 * (64 * 64 + 64) * 4
 def job(tmp_path):
     (tmp_path / "job.py").write_text(JOB)
 
-    def run(*arguments, **environ):
-        return subprocess.run(
-            [sys.executable, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "DTR_ALLOC_DEVICE": "cpu", "COLUMNS": "100", **environ},
-            capture_output=True,
-            text=True,
-        )
+    def run(*arguments, **options):
+        return python(*arguments, cwd=tmp_path, COLUMNS="100", **options)
 
     return run
+
+
+@pytest.fixture
+def suggest(tmp_path, job):
+    """What the command says, on one line."""
+
+    def run(*arguments, **options):
+        done = command("suggest", *arguments, cwd=tmp_path, COLUMNS="100", **options)
+        return " ".join(done.stdout.split())
+
+    return run
+
+
+@pytest.fixture
+def document(suggest):
+    """What the command writes of a job."""
+
+    def run(*arguments, **options):
+        return document_in(suggest("--json", "-", *arguments, **options))
+
+    return run
+
+
+def document_in(text):
+    return json.loads(text[text.index("{") :])
 
 
 @pytest.fixture
 def costs(job, tmp_path):
     """The environment in which the job's operators cost the same on every machine."""
     file = tmp_path / "costs.json"
-    environ = {"DTR_ALLOC_COSTS": str(file)}
-    met = job("job.py", "3", DTR_ALLOC_BUDGET="unlimited", **environ)
-    assert met.returncode == 0, met.stderr
+    job("job.py", "3", budget="unlimited", costs=str(file))
     fix_costs(file)
-    return environ
-
-
-def words_of(process):
-    """What is printed, on one line."""
-    assert process.returncode == 0, process.stderr
-    return " ".join(process.stdout.split())
+    return {"costs": str(file)}
 
 
 @pytest.fixture
-def asked(job, tmp_path):
+def asked(suggest, tmp_path):
     """Of a job's code: what is said, and the document."""
 
     def ask(code):
         (tmp_path / "job.py").write_text(code)
-        process = job("-m", "dtr_alloc.cli", "suggest", "--json", "found.json", "job.py")
-        return words_of(process), json.loads((tmp_path / "found.json").read_text())
+        words = suggest("--json", "found.json", "job.py")
+        return words, json.loads((tmp_path / "found.json").read_text())
 
     return ask
 
 
-def suggested(process):
-    assert process.returncode == 0, process.stderr
-    return json.loads(process.stdout[process.stdout.index("{") :])
+LOOP = """
+import torch
+from torch import nn
+model = nn.Sequential({model})
+optimizer = torch.optim.{optimizer}
+for _ in range(10):
+    optimizer.zero_grad()
+    {loss}.backward()
+    optimizer.step()
+"""
 
 
-COMMAND = ("-m", "dtr_alloc.cli", "suggest", "--json", "-")
+def loop(model, loss, optimizer="SGD(model.parameters(), lr=0.1)"):
+    return LOOP.format(model=model, loss=loss, optimizer=optimizer)
 
 
-def test_the_budget_that_is_advised_does(job, costs):
-    process = job(*COMMAND, "job.py", "1000", **costs)
-    found = suggested(process)
-    assert "step 7" in process.stdout
-    assert "step 8" not in process.stdout  # ended within it: five were recorded, four timed
+def squares(batch, width):
+    return f"model(torch.randn({batch}, {width})).square().mean()"
+
+
+def test_the_budget_that_is_advised_does(job, suggest, costs):
+    words = suggest("--json", "-", "job.py", "1000", **costs)
+    assert "step 7" in words
+    assert "step 8" not in words  # ended within it: five were recorded, four timed
+    found = document_in(words)
     held = found["observed"]["held_bytes"]
     assert held["parameters"] == held["gradients"] == PARAMETERS
     assert 2 * PARAMETERS <= held["optimizer states"] < 2.1 * PARAMETERS
@@ -104,17 +122,15 @@ def test_the_budget_that_is_advised_does(job, costs):
     advised = suggestion["advised"]
     assert advised["later"] <= 1.15
     assert advised["budget_bytes"] < 0.8 * suggestion["peak_bytes"]
-    trained = job("job.py", "4", DTR_ALLOC_BUDGET=str(advised["budget_bytes"]))
-    assert trained.returncode == 0, trained.stderr
+    job("job.py", "4", budget=str(advised["budget_bytes"]))
     # The least that was found is not far from what fails.
-    least = min(budgets)
-    assert job("job.py", "4", DTR_ALLOC_BUDGET=str(int(0.5 * least))).returncode != 0
+    job("job.py", "4", status=1, budget=str(int(0.5 * min(budgets))))
 
 
-def test_a_job_without_room_is_seen_under_a_budget(job, costs):
-    free = suggested(job(*COMMAND, "job.py", "1000", **costs))["suggestion"]
+def test_a_job_without_room_is_seen_under_a_budget(document, costs):
+    free = document("job.py", "1000", **costs)["suggestion"]
     budget = int(0.4 * free["peak_bytes"])
-    held = suggested(job(*COMMAND, "--budget", str(budget), "job.py", "1000", **costs))
+    held = document("--budget", budget, "job.py", "1000", **costs)
     assert held["observed"]["peak_bytes"] <= budget
     assert held["observed"]["step_seconds"] == []  # of a step without a budget nothing is known
     assert all(each["seconds"] is None for each in held["suggestion"]["outlooks"])
@@ -160,27 +176,27 @@ def test_nothing_is_advised_to_a_job_of_which_no_step_was_seen(asked, code):
     assert found["suggestion"]["outlooks"] == []
 
 
-def test_steps_of_which_none_repeats_another_are_said_to_be_so(job):
-    assert "Steps seen: 2; it takes three" in words_of(job(*COMMAND[:3], "job.py", "2"))
-    refused = job(*COMMAND, "--steps", "2", "job.py", "1000")
-    assert refused.returncode == 2
-    assert "x>=3" in refused.stderr
+def test_steps_of_which_none_repeats_another_are_said_to_be_so(suggest):
+    assert "Steps seen: 2; it takes three" in suggest("job.py", "2")
 
 
-TINY = """
-import torch
-
-model = torch.nn.Sequential(*[torch.nn.Linear(16, 16) for _ in range(8)])
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(10):
-    optimizer.zero_grad()
-    model(torch.randn(512, 16)).square().mean().backward()
-    optimizer.step()
-"""
+@pytest.mark.parametrize(
+    ("arguments", "status", "words"),
+    [
+        (("--steps", "2", "job.py", "1000"), 2, "x>=3"),
+        (("job.py", "many"), 1, "ValueError"),
+        (("absent.py",), 2, "there is no script 'absent.py'"),
+    ],
+    ids=["too few steps", "a job that fails", "no script"],
+)
+def test_what_gets_no_advice_fails(job, tmp_path, arguments, status, words):
+    failed = command("suggest", "--json", "-", *arguments, cwd=tmp_path, status=status)
+    assert words in failed.stderr
+    assert "{" not in failed.stdout
 
 
 def test_the_advised_setting_of_a_tiny_job_is_as_large_as_was_played(asked, job):
-    words, found = asked(TINY)
+    words, found = asked(loop("*(nn.Linear(16, 16) for _ in range(8))", squares(512, 16)))
     setting = re.search(r"DTR_ALLOC_BUDGET=(\d+\.\d)MiB", words)
     suggestion = found["suggestion"]
     over = float(setting[1]) * MIB - suggestion["advised"]["budget_bytes"]
@@ -188,24 +204,12 @@ def test_the_advised_setting_of_a_tiny_job_is_as_large_as_was_played(asked, job)
     kinds = suggestion["at_peak"]["kinds"]
     assert kinds["batches"] == 512 * 16 * 4
     assert sum(kinds.values()) == suggestion["peak_bytes"]
-    trained = job("job.py", DTR_ALLOC_BUDGET=f"{setting[1]}MiB")
-    assert trained.returncode == 0, trained.stderr
-
-
-PARAMETERS_ONLY = """
-import torch
-
-model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
-optimizer = torch.optim.Adam(model.parameters())
-for _ in range(10):
-    optimizer.zero_grad()
-    model(torch.randn(8, 256)).square().mean().backward()
-    optimizer.step()
-"""
+    job("job.py", budget=f"{setting[1]}MiB")
 
 
 def test_a_budget_is_not_for_a_job_that_parameters_fill(asked):
-    words, document = asked(PARAMETERS_ONLY)
+    layers = "*(nn.Linear(256, 256) for _ in range(4))"
+    words, document = asked(loop(layers, squares(8, 256), "Adam(model.parameters())"))
     assert "a budget is not for this job" in words
     assert "Advised" not in words
     found = document["suggestion"]
@@ -213,67 +217,33 @@ def test_a_budget_is_not_for_a_job_that_parameters_fill(asked):
     parameter = 256 * 256 * 4
     assert parameter <= found["at_peak"]["optimizer_bytes"] < 4 * parameter
     assert "with fused=True make nothing" in words
-    fused = asked(PARAMETERS_ONLY.replace("ters())", "ters(), fused=True)"))[1]["suggestion"]
+    by_fused = loop(layers, squares(8, 256), "Adam(model.parameters(), fused=True)")
+    fused = asked(by_fused)[1]["suggestion"]
     assert fused["at_peak"]["optimizer_bytes"] < 1024
     assert found["at_peak"]["fused_peak_bytes"] == pytest.approx(fused["peak_bytes"], rel=0.01)
 
 
-GIVEN_AWAY = """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
-
-    def forward(self, x):
-        x = self.first(x).tanh()
-        x.detach().numpy()
-        return self.second(x)
-
-model = Model()
-optimizer = torch.optim.SGD(model.parameters())
-for _ in range(10):
-    optimizer.zero_grad()
-    model(torch.randn(2048, 64)).square().mean().backward()
-    optimizer.step()
-"""
-
-
 def test_what_is_never_evicted_is_named_with_its_line_and_the_reason(asked):
-    words, _ = asked(GIVEN_AWAY)
-    assert "its address was given away: 512.00 KiB by aten.tanh.default (job.py:11)" in words
+    given = "[x := model[0](torch.randn(2048, 64)).tanh(), x.detach().numpy()]"
+    code = loop("*(nn.Linear(64, 64) for _ in range(2))", "model[1](x).square().mean()")
+    code = code.replace("    optimizer.zero_grad()\n", f"    optimizer.zero_grad(); {given}\n")
+    words, _ = asked(code)
+    assert "its address was given away: 512.00 KiB by aten.tanh.default (job.py:7)" in words
 
 
-def test_a_job_that_fails_gets_no_advice_and_fails(job):
-    process = job(*COMMAND, "job.py", "many")
-    assert process.returncode == 1
-    assert "ValueError" in process.stderr
-    assert "{" not in process.stdout
-
-
-def test_nothing_is_left_in_the_temporary_folder(job, tmp_path):
+def test_it_is_said_what_was_not_seen_and_whether_there_is_a_plan(job, tmp_path):
+    """And nothing is left in the temporary folder."""
     folder = tmp_path / "temporary"
     folder.mkdir()
-    process = job(*COMMAND[:3], "job.py", "1000", TMPDIR=str(folder))
-    assert process.returncode == 0, process.stderr
-    assert "Advised: DTR_ALLOC_BUDGET=" in process.stdout
-    assert max(map(len, process.stdout.splitlines())) <= 100
+    said = job("-m", "dtr_alloc.cli", "suggest", "job.py", "1000", TMPDIR=str(folder)).stdout
+    assert max(map(len, said.splitlines())) <= 100
     assert list(folder.glob("dtr-alloc-*")) == []
-
-
-def test_it_is_said_what_was_not_seen_and_whether_there_is_a_plan(job):
-    words = words_of(job(*COMMAND[:3], "job.py", "1000"))
+    words = " ".join(said.split())
+    assert "Advised: DTR_ALLOC_BUDGET=" in words
     assert (
         "Only the first 9 steps were seen. What comes later may need more: an evaluation" in words
     )
     assert re.search(r"\(1\.\d\d, (with a plan that was found and played|without a plan)\)", words)
-
-
-def test_a_script_that_is_not_there_is_named(job):
-    process = job(*COMMAND, "absent.py")
-    assert process.returncode == 2
-    assert "there is no script 'absent.py'" in process.stderr
 
 
 STEP = """
@@ -324,7 +294,7 @@ print(json.dumps([found["observed"]["peak_bytes"], peaks]))
 def test_a_step_takes_the_processor_time_of_its_thread(job, tmp_path):
     code = STEP.replace("step():\n", "step():\n    time.sleep(1)\n", 1)
     (tmp_path / "step.py").write_text("import time\n" + code)
-    times = suggested(job("step.py"))["observed"]["step_seconds"]
+    times = document_in(job("step.py").stdout)["observed"]["step_seconds"]
     assert len(times) == 4
     assert 0 < min(times) <= max(times) < 1
 
@@ -332,16 +302,14 @@ def test_a_step_takes_the_processor_time_of_its_thread(job, tmp_path):
 def test_what_is_timed_is_not_what_is_recorded(job, tmp_path):
     """Each step of this job leaves a history of its buffers, until that is too long."""
     (tmp_path / "step.py").write_text(KEEPS_THE_PAST)
-    process = job("step.py", PYTHONPATH=str(Path(__file__).parents[2]))
-    assert process.returncode == 0, process.stderr
-    peak, peaks = json.loads(process.stdout)
+    peak, peaks = json.loads(job("step.py").stdout)
     assert peak == peaks[4] < peaks[-1]
 
 
 def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
     """Its model is there before the session."""
     (tmp_path / "step.py").write_text(STEP)
-    found = suggested(job("step.py"))
+    found = document_in(job("step.py").stdout)
     assert found["observed"]["steps"] == 5
     parameters = 8 * (64 * 64 + 64) * 4
     suggestion = found["suggestion"]
@@ -354,27 +322,15 @@ def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
     assert all(each["line"].startswith("step.py:") for each in made)
 
 
-LOGITS = """
-import torch
-
-model = torch.nn.Sequential(torch.nn.Embedding(4000, 16), torch.nn.Linear(16, 4000))
-optimizer = torch.optim.Adam(model.parameters())
-tokens = torch.randint(0, 4000, (512,))
-loss = torch.nn.CrossEntropyLoss()
-for _ in range(10):
-    optimizer.zero_grad()
-    loss(model(tokens), tokens).backward()
-    optimizer.step()
-"""
-
-
-def test_the_operator_that_needs_the_smallest_budget_is_named(job, tmp_path):
+def test_the_operator_that_needs_the_smallest_budget_is_named(asked):
     """Logits, their softmax and its gradient are there at once, after operators of all kinds."""
-    (tmp_path / "job.py").write_text(LOGITS)
-    limit = suggested(job(*COMMAND, "job.py"))["suggestion"]["limit"]
+    loss = "loss(model(tokens), tokens)"
+    code = loop("nn.Embedding(4000, 16), nn.Linear(16, 4000)", loss, "Adam(model.parameters())")
+    given = "tokens, loss = torch.randint(0, 4000, (512,)), nn.CrossEntropyLoss()\n"
+    limit = asked(code.replace("optimizer =", f"{given}optimizer ="))[1]["suggestion"]["limit"]
     assert "log_softmax" in limit["operator"] or "nll_loss" in limit["operator"]
     assert limit["module"] == "CrossEntropyLoss"
-    assert limit["line"] == "job.py:10"
+    assert limit["line"] == "job.py:9"
 
 
 BLOCKS = """
@@ -395,9 +351,8 @@ for _ in range(10):
 
 
 @pytest.mark.parametrize("enabled", [False, True])
-def test_other_ways_to_save_memory_are_named(job, tmp_path, enabled):
-    (tmp_path / "job.py").write_text(BLOCKS.format(enabled=enabled))
-    words = words_of(job("-m", "dtr_alloc.cli", "suggest", "job.py"))
+def test_other_ways_to_save_memory_are_named(asked, enabled):
+    words, _ = asked(BLOCKS.format(enabled=enabled))
     assert ("bfloat16 halves" in words) != enabled
     # Of each block the result is kept, and of one what GELU reads, of as many bytes.
     kept, made = re.search(
@@ -406,25 +361,15 @@ def test_other_ways_to_save_memory_are_named(job, tmp_path, enabled):
     assert float(kept) == pytest.approx(float(made) * 9 / 16, rel=0.1)
 
 
-KEEPS = """
-import torch
-from torch import nn
-
-model = nn.Linear(64, 64)
-optimizer = torch.optim.Adam(model.parameters())
-x = torch.randn(512, 64)
-losses = []
-for _ in range(10):
-    optimizer.zero_grad()
-    loss = nn.functional.mse_loss(model(x), x)
-    loss.backward()
-    optimizer.step()
-    losses.append({})
-"""
+def keeping(what):
+    loss = "(loss := nn.functional.mse_loss(model(x), x))"
+    code = loop("nn.Linear(64, 64)", loss, "Adam(model.parameters())")
+    code = code.replace("optimizer =", "x, losses = torch.randn(512, 64), []\noptimizer =")
+    return f"{code}    losses.append({what})\n"
 
 
 def test_what_each_step_leaves_behind_is_named(asked):
-    words, document = asked(KEEPS.format("loss.detach()"))
+    words, document = asked(keeping("loss.detach()"))
     (left,) = document["suggestion"]["left"]
     assert (left["made_by"]["operator"], left["size_bytes"]) == ("aten.mse_loss.default", 512 * 256)
     assert "Each step leaves 128.00 KiB more allocated than the one before" in words
@@ -432,7 +377,7 @@ def test_what_each_step_leaves_behind_is_named(asked):
     assert "Advised:" not in words
     assert "a batch" not in words
     assert (document["suggestion"]["advised"], document["suggestion"]["outlooks"]) == (None, [])
-    words, document = asked(KEEPS.format("loss.item()"))
+    words, document = asked(keeping("loss.item()"))
     assert document["suggestion"]["left"] == []
     assert "Each step leaves" not in words
     assert "a job that grows" not in words

@@ -5,29 +5,22 @@ Jobs run as users start them, in processes.
 
 import gzip
 import json
-import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch", reason="torch is not installed here")
-pytest.importorskip(
-    "dtr_alloc._core", reason="the core is not built here (pip install -e .)", exc_type=ImportError
-)
-
 import torch
+from harness import command, environment
+from torch.cuda import _memory_viz
 
 import dtr_alloc
 from dtr_alloc.core import StateError
-from dtr_alloc.fragment import chrome_trace, formats
+from dtr_alloc.fragment import chrome_trace, formats, rmm, torch_export, torch_snapshot
 from dtr_alloc.traces.trace import Kind, TraceError
-
-ROOT = Path(__file__).resolve().parent.parent.parent
 
 JOB = """
 import torch
@@ -43,19 +36,9 @@ print(sum(p.double().sum().item() for p in model.parameters()).hex())
 """
 
 
-def start(code, folder, *command, **environ):
+def run(code, folder, *of, **options):
     (folder / "job.py").write_text(code)
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    keep = {key: os.environ[key] for key in ("DTR_ALLOC_CACHE", "CXX") if key in os.environ}
-    environ = {"DTR_ALLOC_DEVICE": "cpu", "OMP_NUM_THREADS": "1", **environ}
-    return subprocess.Popen(
-        [sys.executable, "-m", "dtr_alloc.cli", *(command or ("run",)), "job.py"],
-        env={**clean, **keep, "PYTHONPATH": str(ROOT), **environ},
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return command(*(of or ("run",)), "job.py", cwd=folder, **options)
 
 
 def kinds(trace):
@@ -72,9 +55,8 @@ def test_without_a_budget_the_allocator_alone_is_on_until_the_job_fails_children
         "x = torch.ones(12345)\n"
         "raise KeyError(torch._C._len_torch_dispatch_stack())\n"
     )
-    job = start(code, tmp_path, DTR_ALLOC_TRACE="traces/{rank}.trace")
-    _, errors = job.communicate()
-    assert "KeyError: 0" in errors  # nothing sees the operators
+    failed = run(code, tmp_path, status=1, trace="traces/{rank}.trace")
+    assert "KeyError: 0" in failed.stderr  # nothing sees the operators
     trace = formats.read(tmp_path / "traces/0.trace")
     assert trace.meta["mode"] == "light"
     found = kinds(trace)
@@ -89,11 +71,9 @@ def test_without_a_budget_the_allocator_alone_is_on_until_the_job_fails_children
 
 
 def test_under_a_budget_evictions_and_returns_are_marked_and_allocations_named(tmp_path):
-    code = JOB + "import dtr_alloc, json\nprint(json.dumps(dtr_alloc.stats()))"
-    command = ("fragment", "record", "-o", "some.trace", "--budget", "14MiB")
-    output, errors = start(code, tmp_path, *command).communicate()
-    assert "evictions" in output, errors
-    assert '"evictions": 0,' not in output
+    code = JOB + "import dtr_alloc, json\nprint(json.dumps({**dtr_alloc.stats()}))"
+    record = ("fragment", "record", "-o", "some.trace", "--budget", "14MiB")
+    assert '"evictions": 0,' not in run(code, tmp_path, *record).stdout
     trace = formats.read(tmp_path / "some.trace")
     found = kinds(trace)
     assert trace.meta["mode"] == "budget"
@@ -130,9 +110,7 @@ def test_an_export_has_the_operators_of_a_profile_and_what_ran_again_on_one_time
         "import dtr_alloc\n"
         "print('ran again', dtr_alloc.stats()['rematerializations'])\n"
     )
-    job = start(code, tmp_path, DTR_ALLOC_TRACE="some.trace", DTR_ALLOC_BUDGET="14MiB")
-    output, errors = job.communicate()
-    assert job.returncode == 0, errors
+    output = run(code, tmp_path, trace="some.trace", budget="14MiB").stdout
     trace = formats.read(tmp_path / "some.trace")
     chrome_trace.write(trace, tmp_path / "out.json.gz", profile=tmp_path / "profile.json")
     events = json.loads(gzip.decompress((tmp_path / "out.json.gz").read_bytes()))["traceEvents"]
@@ -151,7 +129,14 @@ def test_an_export_has_the_operators_of_a_profile_and_what_ran_again_on_one_time
 
 def test_a_job_that_is_killed_leaves_what_was_written(tmp_path):
     code = JOB + "print('ready', flush=True)\nwhile True: torch.ones(1000).sum()"
-    job = start(code, tmp_path, DTR_ALLOC_TRACE="some.trace")
+    (tmp_path / "job.py").write_text(code)
+    job = subprocess.Popen(
+        [sys.executable, "job.py"],
+        env=environment(trace="some.trace"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         job.stdout.readline()
         assert job.stdout.readline() == "ready\n"
@@ -203,7 +188,21 @@ def block(tensor):
 
 def test_a_trace_that_cannot_be_written_is_an_error_before_the_job_begins(tmp_path):
     (tmp_path / "file").write_text("")
-    job = start(JOB, tmp_path, DTR_ALLOC_TRACE="file/some.trace")
-    _, errors = job.communicate()
-    assert job.returncode == 1
-    assert "DTR_ALLOC_TRACE is 'file/some.trace', but it cannot be had here" in errors
+    failed = run(JOB, tmp_path, status=1, trace="file/some.trace")
+    assert "DTR_ALLOC_TRACE is 'file/some.trace', but it cannot be had here" in failed.stderr
+
+
+@pytest.mark.parametrize("has_segments", [True, False])
+def test_pytorchs_viewer_reads_the_snapshots_that_we_write(snapshots, tmp_path, has_segments):
+    trace = torch_snapshot.read(snapshots / "two_devices.pickle")
+    if not has_segments:
+        rmm.write(trace, tmp_path / "log.csv", device=0)
+        trace = rmm.read(tmp_path / "log.csv")
+    torch_export.write(trace, tmp_path / "s.pickle")
+    snapshot = pickle.loads((tmp_path / "s.pickle").read_bytes())
+    assert "total_reserved" in _memory_viz.segsum(snapshot)
+    listing = _memory_viz.trace(snapshot)
+    assert listing.count(" = ") >= 40
+    assert "raise OutOfMemoryError" in listing
+    for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
+        assert "MemoryViz.js" in plot(snapshot)
