@@ -5,56 +5,108 @@ Some are processes of their own, as pools are fixed for the life of a process.
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from harness import one_thread  # noqa: F401
+from harness import assert_equal, assert_same_bits, told_by
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtr_alloc
-from dtr_alloc.core import ffi, lib
+from bench.measure import profile, train_plain
+from bench.models import JOBS
+from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.torch import api
 
-ROOT = Path(__file__).resolve().parents[2]
+STEPS = 2
 
 
-def python(*arguments: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    """Runs python with only the DTR_ALLOC_* variables given; CPU tensors, one thread."""
-    keep = ("DTR_ALLOC_CACHE", "CXX")
-    clean = {
-        key: value
-        for key, value in os.environ.items()
-        if key in keep or not key.startswith("DTR_ALLOC_")
-    }
-    own = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, arguments)],
-        env={**clean, **own, **environ},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+class Mover(TorchDispatchMode):
+    """Moves a storage, drawn at random, before each operator. Entered before the session it does so
+    while an operator is in flight, within the session before the recorder sees one."""
+
+    draws = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        active = api._runtime
+        if active is not None:
+            Mover.draws += 1
+            for pool in active.pools.handles:
+                check(lib.dtr_engine_move_some(active.engine, pool, Mover.draws, 1, ffi.NULL))
+        return func(*args, **(kwargs or {}))
+
+
+def train_moving(name: str) -> list[int]:
+    """Trains under a budget that evicts; returns how many storages were moved and evicted."""
+    shape, _ = profile(name, STEPS)
+    expected = train_plain(name, STEPS)
+    with Mover(), dtr_alloc.session(budget=shape.budget(0.7), device="cpu"):
+        with Mover():
+            job = JOBS[name]()
+            for i in range(STEPS):
+                job.step(i)
+                dtr_alloc.check_invariants()
+        stats = dtr_alloc.stats()
+    assert_same_bits(expected, job.state(), f"{name} while its storages move")
+    return [stats["moves"], stats["evictions"]]
+
+
+def train_all_moving(*names: str) -> list[list[int]]:
+    return [train_moving(name) for name in names]
 
 
 def test_jobs_keep_their_bits_while_storages_move_at_every_operator() -> None:
-    """Views, saved tensors, statistics, changes in place, recomputed segments; what is freed is
-    NaN."""
+    """Views, saved tensors, statistics, changes in place, recomputed segments. What is freed is
+    NaN: whoever still used an old address would show."""
     jobs = ("transformer", "resnet", "lstm_module", "inplace", "checkpoint")
-    settings = {"DTR_ALLOC_DEBUG": "poison", "DTR_ALLOC_POOL": "chunk:64KiB"}
-    done = python(ROOT / "tests/torch/moving_jobs.py", *jobs, **settings)
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == len(jobs)
+    found = told_by(train_all_moving, *jobs, debug="poison", pool="chunk:64KiB")
+    assert len(found) == len(jobs)
+    for moves, evictions in found:
+        assert moves > 100
+        assert evictions > 0
+
+
+def train_among_holes() -> list[Tensor]:
+    """Every other model is dropped, so that what is free lies between the others, whose
+    parameters cannot be computed again. What comes then is larger than each of the holes."""
+    torch.manual_seed(0)
+    models = [nn.Linear(256, 256) for _ in range(16)]
+    x = torch.randn(64, 256)
+    for model in models:
+        model(x).square().mean().item()
+    models = models[1::2]
+    x = torch.randn(1024, 256)
+    for _ in range(3):
+        for model in models:
+            model(x).sigmoid().square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+    return [parameter.detach() for model in models for parameter in model.parameters()]
+
+
+def train_with_and_without_moves() -> dict[str, Any]:
+    expected = train_among_holes()
+    settings = {"budget": "6MiB", "device": "cpu"}
+    with pytest.raises(torch.OutOfMemoryError), dtr_alloc.session(**settings, debug="no-moves"):
+        train_among_holes()
+    with dtr_alloc.session(**settings):
+        got = train_among_holes()
+        stats = dtr_alloc.stats()
+        dtr_alloc.check_invariants()
+    assert_equal(expected, got)
+    return {name: stats[name] for name in ("moves", "peak_reserved_bytes", "budget_bytes")}
 
 
 def test_a_job_that_is_out_of_memory_for_want_of_one_piece_trains_by_moving() -> None:
-    """With the same bits as without a budget."""
-    settings = {"DTR_ALLOC_POOL": "fixed,chunk:64KiB"}
-    done = python(ROOT / "tests/torch/selection_job.py", **settings)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["out", "of", "memory", "trained"]
+    found = told_by(train_with_and_without_moves, pool="fixed,chunk:64KiB")
+    assert found["moves"] > 0
+    assert found["peak_reserved_bytes"] <= found["budget_bytes"]
 
 
 def test_by_hand_a_tensor_moves_with_its_views_unless_its_address_was_given_away() -> None:
@@ -83,7 +135,6 @@ def test_by_hand_a_tensor_moves_with_its_views_unless_its_address_was_given_away
 
 
 def test_gradients_and_saved_tensors_move() -> None:
-    """Between forward and backward."""
     results = []
     for moves in (False, True):
         torch.manual_seed(0)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import gc
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
-from harness import assert_same_bits, one_thread  # noqa: F401
+from harness import assert_same_bits
+from torch import Tensor
 
 import dtr_alloc
-from bench.measure import Thrashing, profile, train, train_plain, try_train
+from bench.measure import Profile, Thrashing, profile, train, train_plain, try_train
 from bench.models import JOBS
-from dtr_alloc.heuristics import DEALLOCS, PRESETS
+from dtr_alloc.heuristics import DEALLOCS
+from dtr_alloc.simulation.presets import PRESETS
 
 STEPS = 3
 FRACTIONS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.25, 0.2, 0.15, 0.1, 0.05)
@@ -63,7 +66,6 @@ def test_job_keeps_its_bits_at_every_budget_down_to_out_of_memory(name: str) -> 
 
 
 def test_a_step_that_ran_out_of_memory_leaves_the_session_usable() -> None:
-    """Inside one session: a batch that is too big fails, a smaller one then trains."""
     shape, _ = profile("mlp", STEPS)
     reference = train_plain("mlp", STEPS)
     with dtr_alloc.session(budget=shape.budget(0.6), device="cpu"):
@@ -80,25 +82,37 @@ def test_a_step_that_ran_out_of_memory_leaves_the_session_usable() -> None:
     assert_same_bits(reference, job.state(), "a smaller batch after out of memory")
 
 
-@pytest.mark.parametrize(("dealloc", "fraction"), [("banish", 0.5), ("ignore", 0.5)])
-@pytest.mark.parametrize("name", ["mlp", "transformer", "unrolled_gan"])
-def test_other_deallocation_policies_keep_the_bits(
-    name: str, dealloc: str, fraction: float
+@cache
+def free(name: str) -> tuple[Profile, dict[str, Tensor]]:
+    """The job's shape, and its state without dtr_alloc."""
+    return profile(name, STEPS)[0], train_plain(name, STEPS)
+
+
+OTHERS = ("resnet", "lstm", "unrolled_gan")
+MATRIX = [
+    *(("transformer", heuristic, 0.6) for heuristic in [*PRESETS, "c=ancestors,m=size,s=0.5"]),
+    *((name, heuristic, 0.6) for name in OTHERS for heuristic in ("dtr-full", "megengine")),
+    *((name, dealloc, 0.5) for name in ("mlp", *OTHERS[2:]) for dealloc in ("banish", "ignore")),
+    *(("transformer", dealloc, 0.5) for dealloc in ("banish", "ignore")),
+]
+
+
+@pytest.mark.parametrize(("name", "heuristic", "fraction"), MATRIX)
+def test_a_job_keeps_its_bits_whatever_chooses_what_is_evicted(
+    name: str, heuristic: str, fraction: float
 ) -> None:
-    """At a budget that evicts: dead storages stay until they are chosen, or go for good while their
-    dependents stay (which needs more memory)."""
-    shape, _ = profile(name, STEPS)
-    run = train(
-        name,
-        shape.budget(fraction),
-        STEPS,
-        check=True,
-        settings={"heuristic": replace(PRESETS["marginal"], dealloc=dealloc)},
-    )
-    assert_same_bits(train_plain(name, STEPS), run.state, f"{name} under {dealloc}")
+    """Also where dead storages stay until they are chosen, or go for good while their dependents
+    stay."""
+    shape, expected = free(name)
+    chooses = PRESETS.get(heuristic, heuristic)
+    if heuristic in DEALLOCS:
+        chooses = replace(PRESETS["marginal"], dealloc=heuristic)
+    run = train(name, shape.budget(fraction), STEPS, check=True, settings={"heuristic": chooses})
+    assert_same_bits(expected, run.state, f"{name} under {heuristic}")
     assert run.evictions > 0
     assert run.rematerializations > 0
-    assert (run.added["banished"] > 0) == (dealloc == "banish")
+    assert run.added["banished"] == 0 or heuristic not in DEALLOCS or heuristic == "banish"
+    assert run.added["banished"] > 0 or heuristic != "banish"
 
 
 def test_by_hand_evict_and_materialize_work_beside_every_deallocation_policy() -> None:
@@ -119,7 +133,6 @@ def test_by_hand_evict_and_materialize_work_beside_every_deallocation_policy() -
 
 
 def test_the_budget_may_change_between_steps() -> None:
-    """`set_budget` tightens and loosens a running job without touching its bits."""
     shape, _ = profile("resnet", STEPS)
     reference = train_plain("resnet", 4)
     with dtr_alloc.session(budget="unlimited", device="cpu"):
