@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from harness import MIB, checked_session, one_thread  # noqa: F401
+from harness import MIB, checked_session
 from torch import Tensor, nn
 
 import dtr_alloc

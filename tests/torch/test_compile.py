@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from harness import assert_same_bits, checked_session, evicted, one_thread  # noqa: F401
+from harness import assert_equal, assert_same_bits, checked_session, evicted
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import dtr_alloc
+from bench import measure
+from bench.measure import profile, train_plain
+from bench.models import JOBS
 from bench.models.compiled import CompiledResNet, CompiledTransformer
 from bench.models.job import Job
 from dtr_alloc.torch import compiled, kernels
@@ -124,8 +127,7 @@ def test_saved_activations_and_gradients_of_a_graph_can_be_evicted() -> None:
     with checked_session():
         got = gradients(evict_all)
         assert count > 0
-        for one, other in zip(expected, got, strict=True):
-            assert torch.equal(one, other)
+        assert_equal(expected, got)
 
 
 class SmallResNet(CompiledResNet):
@@ -134,51 +136,34 @@ class SmallResNet(CompiledResNet):
     BLOCKS = 3
 
 
-@pytest.fixture(params=["kernel by kernel", "one operator"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How graphs are recorded under a budget."""
-    if request.param == "one operator":
+def record(recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has graphs recorded in this way under a budget."""
+    if recorded == "one operator":
         # As Triton's graphs.
         monkeypatch.setattr(compiled, "kernels_of", lambda *_: None)
-    return str(request.param)
-
-
-def assert_trains_in(share: float, kind: Callable[[], Job], steps: int = 3) -> None:
-    """The same bits in a share of a job's activation memory."""
-
-    def run() -> tuple[dict[str, Tensor], int]:
-        job = kind()
-        idle = 0
-        for step in range(steps):
-            job.step(step)
-            if dtr_alloc.is_enabled():
-                idle = max(idle, dtr_alloc.stats()["allocated_bytes"])
-        return job.state(), idle
-
-    expected, _ = run()
-    gc.collect()
-    with checked_session():
-        dtr_alloc.reset_peak_stats()
-        _, idle = run()
-        peak = dtr_alloc.stats()["peak_allocated_bytes"]
-    gc.collect()
-    with checked_session(idle + int((peak - idle) * share)):
-        before = dtr_alloc.stats()
-        got, _ = run()
-        after = dtr_alloc.stats()
-    assert_same_bits(expected, got, f"{share} of the activation memory")
-    assert after["rematerializations"] > before["rematerializations"]
 
 
 @pytest.mark.long
-def test_a_gpt_compiled_block_by_block_trains_in_half_of_its_activation_memory(way: str) -> None:
-    assert_trains_in(0.5, lambda: CompiledTransformer(scale=2.0))
-
-
-@pytest.mark.long
-def test_a_net_compiled_whole_trains_in_half_of_its_activation_memory() -> None:
-    """Its graphs hold nearly all of that at a time."""
-    assert_trains_in(0.5, lambda: SmallResNet(scale=4.0))
+@pytest.mark.parametrize(
+    ("kind", "scale", "recorded"),
+    [
+        (CompiledTransformer, 2.0, "kernel by kernel"),
+        (CompiledTransformer, 2.0, "one operator"),
+        (SmallResNet, 4.0, "kernel by kernel"),
+    ],
+    ids=["a GPT by blocks", "a GPT by blocks, one operator each", "a net that is one graph"],
+)
+def test_a_compiled_job_trains_in_half_of_its_activation_memory(
+    kind: type[Job], scale: float, recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where graphs hold nearly all of that at a time."""
+    record(recorded, monkeypatch)
+    monkeypatch.setitem(JOBS, "compiled", kind)
+    expected = train_plain("compiled", 3, scale=scale)
+    shape, _ = profile("compiled", 3, scale=scale)
+    run = measure.train("compiled", shape.budget(0.5), 3, check=True, scale=scale)
+    assert_same_bits(expected, run.state, "half of the activation memory")
+    assert run.rematerializations > 0
 
 
 def test_kernels_that_write_parts_of_one_buffer_are_repeated() -> None:
@@ -194,7 +179,10 @@ def test_kernels_that_write_parts_of_one_buffer_are_repeated() -> None:
         assert torch.equal(evicted(got), expected)
 
 
-def test_a_graph_overwrites_activations_that_it_alone_holds(way: str) -> None:
+@pytest.mark.parametrize("recorded", ["kernel by kernel", "one operator"])
+def test_a_graph_overwrites_activations_that_it_alone_holds(
+    recorded: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Inductor has a backward graph put gradients where saved activations were. A gradient that is
     evicted is computed from the activations as they were."""
 
@@ -206,11 +194,11 @@ def test_a_graph_overwrites_activations_that_it_alone_holds(way: str) -> None:
         found = [x.grad, *(parameter.grad for parameter in net.parameters())]
         return [evicts(part).clone() for part in found if part is not None]
 
+    record(recorded, monkeypatch)
     expected = gradients(lambda tensor: tensor)
     torch._dynamo.reset()
     with checked_session("64MiB"):
-        for one, other in zip(expected, gradients(evicted), strict=True):
-            assert torch.equal(one, other)
+        assert_equal(expected, gradients(evicted))
 
 
 def test_a_graph_is_one_operator_again_when_the_limit_goes() -> None:
@@ -292,9 +280,7 @@ def test_a_custom_operator_is_tried_inside_of_a_graph() -> None:
         torch.manual_seed(0)
         got = [function(x) for _ in range(5)]
         assert calls == 5 + 3
-        assert all(
-            torch.equal(one, evicted(other)) for one, other in zip(expected, got, strict=True)
-        )
+        assert_equal(expected, map(evicted, got))
         assert calls == 5 + 3 + 5
 
 
@@ -346,8 +332,7 @@ def test_an_optimizer_that_compiles_itself_takes_the_same_steps() -> None:
     expected = run()
     torch._dynamo.reset()
     with checked_session():
-        for one, other in zip(expected, run(), strict=True):
-            assert torch.equal(one, other)
+        assert_equal(expected, run())
 
 
 def test_higher_order_operators_run() -> None:

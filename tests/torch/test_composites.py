@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import checked_session, evicted, one_thread  # noqa: F401
+from harness import assert_equal, checked_session, evicted
 from torch import Tensor
 from torch.nn.utils import rnn
 
@@ -141,5 +141,4 @@ def test_a_sobol_state_that_is_overwritten_is_a_new_version() -> None:
     expected = run()
     with checked_session():
         got = run()
-        for tensor, value in zip(got, expected, strict=True):
-            assert torch.equal(evicted(tensor), value)
+        assert_equal(expected, map(evicted, got))

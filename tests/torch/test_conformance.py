@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from harness import one_thread  # noqa: F401
 
 pytest.importorskip("numpy", reason="PyTorch's samples need numpy")
 pytest.importorskip("expecttest", reason="PyTorch's samples need expecttest")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib.util
-import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from harness import MIB, checked_session, evicted, one_thread  # noqa: F401
+from harness import MIB, assert_equal, checked_session, evicted, python
 from torch import Tensor
 
 import dtr_alloc
@@ -47,6 +44,23 @@ def library() -> Iterator[Library]:
     _made += 1
     yield Library(f"dtr_custom{_made}")
     custom_operators._declared.clear()
+
+
+def doubling(library: Library, after: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
+    """An operator that uses one buffer for its results after so many calls; and that buffer. The
+    operator stays, and with it what it holds: the test has to clear it."""
+    buffer: list[Tensor] = []
+
+    def double(x: Tensor) -> Tensor:
+        library.calls += 1
+        if library.calls <= after:
+            return x * 2
+        if not buffer:
+            buffer.append(x * 2)
+            return buffer[0]
+        return buffer[0].copy_(x * 2)
+
+    return library.define(double), buffer
 
 
 def gelu_of(library: Library) -> Callable[..., Tensor]:
@@ -102,13 +116,8 @@ def test_a_kernel_that_is_launched_on_addresses_repeats_as_any_other(
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not here")
 def test_kernels_of_triton_repeat() -> None:
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("triton_job.py"))],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "done\n", done.stderr
+    job = Path(__file__).with_name("triton_job.py")
+    assert python(job, TRITON_INTERPRET="1").stdout == "done\n"
 
 
 def test_an_array_may_outlive_the_operator_that_made_it(library: Library) -> None:
@@ -161,22 +170,15 @@ def test_what_draws_from_a_generator_of_pytorch_draws_the_same_again(library: Li
     with checked_session():
         got = run()
         assert torch.equal(torch.get_rng_state(), after)
-        for result, right in zip(got, expected, strict=True):
-            assert torch.equal(evicted(result), right)
-
-
-def counting(x: Tensor, state: list[int]) -> Tensor:
-    state[0] += 1
-    return x + state[0]
+        assert_equal(expected, map(evicted, got))
 
 
 def test_what_has_a_state_of_its_own_is_found_out_at_once(
     library: Library, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    state = [0]
-
     def count(x: Tensor) -> Tensor:
-        return counting(x, state)
+        library.calls += 1
+        return x + library.calls
 
     operator = library.define(count)
     with checked_session():
@@ -226,18 +228,7 @@ def test_what_gives_the_same_memory_each_time_is_no_result_of_its_own(library: L
 def test_what_gives_an_earlier_result_again_later_is_found_and_kept(
     library: Library, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    buffer: list[Tensor] = []
-
-    def double(x: Tensor) -> Tensor:
-        library.calls += 1
-        if library.calls <= 2 * TRIALS:
-            return x * 2
-        if not buffer:
-            buffer.append(x * 2)
-            return buffer[0]
-        return buffer[0].copy_(x * 2)
-
-    operator = library.define(double)
+    operator, buffer = doubling(library, 2 * TRIALS)
     x = torch.linspace(-1, 1, 1000)
     with checked_session():
         for _ in range(TRIALS + 1):
@@ -250,7 +241,7 @@ def test_what_gives_an_earlier_result_again_later_is_found_and_kept(
         assert torch.equal(again, (x + 1) * 2)
         assert not dtr_alloc.evict(again)
     assert "overwrites a tensor that is none of its arguments" in capfd.readouterr().err
-    buffer.clear()  # the operator stays, and with it what it holds
+    buffer.clear()
 
 
 def test_a_result_that_an_operator_keeps_when_it_runs_again_is_a_copy(library: Library) -> None:
@@ -278,21 +269,10 @@ def test_a_result_that_an_operator_keeps_when_it_runs_again_is_a_copy(library: L
 def test_a_result_that_an_operator_keeps_may_be_written_to_later_and_is_kept(
     library: Library,
 ) -> None:
-    buffer: list[Tensor] = []
-    begins = False
-
-    def double(x: Tensor) -> Tensor:
-        if not begins:
-            return x * 2
-        if not buffer:
-            buffer.append(x * 2)
-        return buffer[0].copy_(x * 2)
-
-    operator = library.define(double)
+    operator, buffer = doubling(library, 2 * TRIALS + 1)
     x = torch.linspace(-1, 1, 1000)
     with checked_session():
         early = [operator(x + 0) for _ in range(TRIALS + 1)]
-        begins = True
         late = operator(x + 1)
         assert not dtr_alloc.evict(late)
         assert torch.equal(operator(x + 2), (x + 2) * 2)
@@ -306,18 +286,7 @@ def test_a_result_that_an_operator_keeps_may_be_written_to_later_and_is_kept(
 def test_a_buffer_that_an_operator_begins_to_use_while_it_runs_again_is_no_null_pointer(
     library: Library, budget: int
 ) -> None:
-    buffer: list[Tensor] = []
-    limit = 20
-
-    def double(x: Tensor) -> Tensor:
-        library.calls += 1
-        if library.calls <= limit:
-            return x * 2
-        if not buffer:
-            buffer.append(x * 2)
-        return buffer[0].copy_(x * 2)
-
-    operator = library.define(double)
+    operator, buffer = doubling(library, 20)
 
     def run() -> list[float]:
         library.calls = 0
@@ -338,7 +307,7 @@ def test_a_buffer_that_an_operator_begins_to_use_while_it_runs_again_is_no_null_
     # What depends on the buffer is computed before that is overwritten, and then kept.
     with checked_session(budget, swap=MIB):
         assert run() == expected
-    buffer.clear()  # the operator stays, and with it what it holds
+    buffer.clear()
 
 
 def test_what_fails_when_it_runs_again_fails_no_job(library: Library) -> None:
@@ -486,13 +455,6 @@ def test_a_job_is_told_by_its_environment_whom_to_trust() -> None:
         twice(torch.ones(1000))
         print(calls)
     """
-    environment = {"DTR_ALLOC_BUDGET": "1GiB", "DTR_ALLOC_DEVICE": "cpu"}
-    for trust, calls in (({}, "2"), ({"DTR_ALLOC_TRUST": "other, mylib::twice"}, "1")):
-        done = subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(job)],
-            env={**os.environ, **environment, **trust},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+    for trust, calls in (({}, "2"), ({"trust": "other, mylib::twice"}, "1")):
+        done = python("-c", textwrap.dedent(job), budget="1GiB", device="cpu", **trust)
         assert done.stdout.strip() == calls

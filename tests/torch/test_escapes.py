@@ -6,8 +6,6 @@ import copy
 import ctypes
 import io
 import pickle
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import checked_session, evicted, one_thread  # noqa: F401
+from harness import checked_session, evicted, python
 from torch import Tensor, nn
 from torch.utils import dlpack
 
@@ -38,15 +36,6 @@ def source() -> Tensor:
     return torch.arange(48, dtype=torch.float32).reshape(SHAPE) / 7
 
 
-def plain(evict: Evict) -> Tensor:
-    return evict(source() * 2 + 1)
-
-
-def view(evict: Evict) -> Tensor:
-    """A strided view whose base has no content and no other name."""
-    return evict(source() * 2 + 1)[1:, ::2].t()
-
-
 def view_made_before(evict: Evict) -> Tensor:
     base = source() * 2 + 1
     part = base[:, 2:6]
@@ -60,13 +49,6 @@ def aliased(evict: Evict) -> Tensor:
     second = first.detach()
     evict(first)
     return second
-
-
-def mutated(evict: Evict) -> Tensor:
-    """The second version of a storage whose first version is gone."""
-    y = source() * 2
-    y.add_(5).mul_(y)
-    return evict(y)
 
 
 def needs_old_version(evict: Evict) -> Tensor:
@@ -85,21 +67,9 @@ def mutated_through_view(evict: Evict) -> Tensor:
     return evict(y)
 
 
-def ghost(evict: Evict) -> Tensor:
-    """Evicted, and computed from intermediates that nothing refers to any more."""
-    x = source()
-    return evict((x.sin() * 2 + x.cos()).tanh())
-
-
 def random(evict: Evict) -> Tensor:
     torch.manual_seed(3)
     return evict(nn.functional.dropout(source(), 0.5) + torch.rand(SHAPE))
-
-
-def output_of_many(evict: Evict) -> Tensor:
-    """One of two outputs of an operator, the other of which is dead."""
-    values, _ = (source() * -1).sort(dim=1)
-    return evict(values)
 
 
 def saved_for_backward(evict: Evict) -> Tensor:
@@ -112,19 +82,24 @@ def saved_for_backward(evict: Evict) -> Tensor:
     return x.grad
 
 
-TENSORS = [
-    plain,
-    view,
-    view_made_before,
-    aliased,
-    mutated,
-    needs_old_version,
-    mutated_through_view,
-    ghost,
-    random,
-    output_of_many,
-    saved_for_backward,
-]
+TENSORS: dict[str, Callable[[Evict], Tensor]] = {
+    "plain": lambda evict: evict(source() * 2 + 1),
+    # Strided, of a base that has no content and no other name.
+    "view": lambda evict: evict(source() * 2 + 1)[1:, ::2].t(),
+    # The second version of a storage whose first version is gone.
+    "mutated": lambda evict: evict((y := source() * 2).add_(5).mul_(y)),
+    # Computed from intermediates that nothing refers to any more.
+    "ghost": lambda evict: evict(((x := source()).sin() * 2 + x.cos()).tanh()),
+    # One of two outputs of an operator, the other of which is dead.
+    "output of many": lambda evict: evict((source() * -1).sort(dim=1)[0]),
+    **{
+        make.__name__: make
+        for make in (
+            *(view_made_before, aliased, needs_old_version, mutated_through_view),
+            *(random, saved_for_backward),
+        )
+    },
+}
 
 
 def read_pointer(address: int, like: Tensor) -> np.ndarray:
@@ -224,35 +199,32 @@ def keep(tensor: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("read", [*POINTERS, *READS])
-@pytest.mark.parametrize("make", TENSORS, ids=lambda make: make.__name__)
-def test_reading_an_evicted_tensor_gives_its_values(make: Callable[[Evict], Tensor], read: str):
-    """Every way out, on every kind of evicted storage, against a run without dtr_alloc."""
+@pytest.mark.parametrize("of", TENSORS)
+def test_reading_an_evicted_tensor_gives_its_values(of: str, read: str):
     escape = (POINTERS | READS)[read]
-    expected = escape(make(keep).detach())
+    expected = escape(TENSORS[of](keep).detach())
     with checked_session():
-        tensor = make(evicted).detach()
+        tensor = TENSORS[of](evicted).detach()
         got = escape(tensor)
         np.testing.assert_array_equal(got, expected)
         np.testing.assert_array_equal(escape(tensor), expected)
 
 
 @pytest.mark.parametrize("read", POINTERS)
-@pytest.mark.parametrize("make", TENSORS, ids=lambda make: make.__name__)
-def test_a_storage_whose_address_is_known_stays(make: Callable[[Evict], Tensor], read: str):
-    """After the pointer has been read the storage cannot be evicted, by any of its aliases."""
+@pytest.mark.parametrize("of", TENSORS)
+def test_a_storage_whose_address_is_known_stays(of: str, read: str):
     with checked_session():
-        tensor = make(evicted).detach()
+        tensor = TENSORS[of](evicted).detach()
         POINTERS[read](tensor)
         assert dtr_alloc.is_resident(tensor)
         assert not dtr_alloc.evict(tensor)
         assert not dtr_alloc.evict(tensor.view_as(tensor))
 
 
-@pytest.mark.parametrize("make", TENSORS, ids=lambda make: make.__name__)
-def test_writing_through_an_escaped_pointer_is_kept(make: Callable[[Evict], Tensor]):
-    """What numpy writes is what the tensor holds, whatever is evicted around it."""
+@pytest.mark.parametrize("of", TENSORS)
+def test_writing_through_an_escaped_pointer_is_kept(of: str):
     with checked_session():
-        tensor = make(evicted).detach()
+        tensor = TENSORS[of](evicted).detach()
         array = tensor.numpy()
         array[...] = 7
         derived = evicted(tensor * 2)
@@ -305,7 +277,6 @@ def test_what_writes_past_the_dispatcher_leaves_what_was_computed_before(
 
 
 def test_resizing_an_evicted_storage_keeps_what_it_can():
-    """`resize_` of a tensor and of a storage copy the old content to the new buffer."""
     with checked_session():
         tensor = evicted(source() * 2)
         tensor.resize_(12, 8)
@@ -316,7 +287,6 @@ def test_resizing_an_evicted_storage_keeps_what_it_can():
 
 
 def test_assigning_data_to_an_evicted_tensor_and_from_one():
-    """`.data =` and `torch.utils.swap_tensors` move storages between tensors."""
     with checked_session():
         first, second = evicted(source() * 2), evicted(source() * 3)
         first.data = second
@@ -332,7 +302,6 @@ def test_assigning_data_to_an_evicted_tensor_and_from_one():
     not hasattr(torch._C.StorageBase, "_swap_data_ptr_"), reason="new in PyTorch 2.12"
 )
 def test_two_storages_that_exchange_their_memory():
-    """What was computed from either before stays as it was."""
     with checked_session():
         first, second = source() * 2, source() * 3
         of_first, of_second = evicted(first + 1), second + 1
@@ -402,7 +371,7 @@ def test_where_writes_go_unnoticed_what_depends_on_shared_memory_is_computed_fir
 ):
     """As on CUDA, where no checksum tells that others wrote: played on the CPU."""
     with checked_session():
-        monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", False)
+        monkeypatch.setattr(dtr_alloc.torch.api.active(), "notices_writes", False)
         shared = source() * 2
         derived, later = evicted(shared + 1), evicted((shared * 3).exp())
         shared_with = share(shared)
@@ -417,7 +386,7 @@ def test_where_writes_go_unnoticed_what_depends_on_shared_memory_is_computed_fir
 def test_sharing_inside_an_operator_leaves_its_inputs_to_its_schema(monkeypatch):
     """A custom operator may hand its arguments to a kernel of another library's."""
     with checked_session():
-        monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", False)
+        monkeypatch.setattr(dtr_alloc.torch.api.active(), "notices_writes", False)
 
         @torch.library.custom_op("dtr_test::twice_by_dlpack", mutates_args=())
         def twice(tensor: Tensor) -> Tensor:
@@ -436,28 +405,6 @@ def test_the_way_around_dlpack_is_closed_while_enabled():
         assert not hasattr(Tensor, name)
         assert not hasattr(nn.Parameter, name)
     assert getattr(Tensor, name, None) is before
-
-
-def test_constants_are_not_evicted():
-    """Data that came from outside has nothing to be recomputed from."""
-    with checked_session():
-        outside = torch.from_numpy(np.ones(SHAPE, np.float32))
-        assert not dtr_alloc.evict(outside)
-        assert not dtr_alloc.evict(torch.tensor([1.0, 2.0]))
-        assert torch.equal(outside, torch.ones(SHAPE))
-
-
-def test_pinned_by_hand_until_unpinned():
-    """`pin` keeps a storage for all its aliases, `unpin` gives it back."""
-    with checked_session():
-        tensor = source() * 2
-        dtr_alloc.pin(tensor)
-        assert not dtr_alloc.evict(tensor.t())
-        dtr_alloc.unpin(tensor)
-        evicted(tensor)
-        dtr_alloc.materialize(tensor)
-        assert dtr_alloc.is_resident(tensor)
-        assert torch.equal(tensor, source() * 2)
 
 
 @pytest.mark.parametrize("read", ["item", "tolist", "clone", "pickle", "repr", "set_"])
@@ -494,10 +441,9 @@ def test_an_address_that_is_needed_for_a_while_pins_for_a_while() -> None:
 
 
 def test_disabling_makes_everything_resident():
-    """What was evicted when the session ends is there afterwards, with no recorder left."""
     with dtr_alloc.session(budget="unlimited", device="cpu"):
-        tensors = [make(evicted) for make in TENSORS]
-    for tensor, make in zip(tensors, TENSORS, strict=True):
+        tensors = [make(evicted) for make in TENSORS.values()]
+    for tensor, make in zip(tensors, TENSORS.values(), strict=True):
         np.testing.assert_array_equal(tensor.detach().numpy(), make(keep).detach().numpy())
 
 
@@ -609,9 +555,8 @@ def walk(state: str) -> dict[str, str]:
     """What each call of attribute_walk.py gives. A process that one ends is followed by another."""
     outcomes: dict[str, str] = {}
     while True:
-        line = [sys.executable, str(Path(__file__).with_name("attribute_walk.py"))]
-        line += [state, str(len(outcomes))]
-        done = subprocess.run(line, capture_output=True, text=True, check=False)
+        walker = Path(__file__).with_name("attribute_walk.py")
+        done = python(walker, state, len(outcomes), status=None)
         told = done.stdout.splitlines()
         outcomes.update(zip(told[::2], told[1::2], strict=False))
         if done.returncode == 0:

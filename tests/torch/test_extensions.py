@@ -155,7 +155,7 @@ def test_what_it_overwrites_is_known(
 ) -> None:
     with dtr_alloc.session(budget=64 * MIB, device="cpu", trust=trust):
         extension = imported(library)
-        monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", notices)
+        monkeypatch.setattr(dtr_alloc.torch.api.active(), "notices_writes", notices)
         for call in range(6):
             x = torch.ones(512, 512) * 2
             out = torch.zeros(512, 512) + 1
@@ -185,7 +185,7 @@ def test_it_is_said_once_that_what_it_writes_is_kept(
     def said(word: Callable[[str], None] | None, *, of_operators: bool = False) -> list[str]:
         extension = imported(library)
         with dtr_alloc.session(budget=64 * MIB, device="cpu"):
-            monkeypatch.setattr(dtr_alloc.torch.api._runtime, "notices_writes", notices)
+            monkeypatch.setattr(dtr_alloc.torch.api.active(), "notices_writes", notices)
             if word:
                 word("raw_square::square")
             for _ in range(10):

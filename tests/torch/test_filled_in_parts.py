@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import checked_session, evicted, one_thread  # noqa: F401
+from harness import assert_equal, checked_session, evicted
 from torch import Tensor
 
 import dtr_alloc
@@ -133,8 +133,7 @@ def test_the_noise_of_rrelu_is_evicted_and_comes_back() -> None:
 
     expected = train()
     with checked_session():
-        for got, right in zip(map(evicted, train()), expected, strict=True):
-            assert torch.equal(got, right)
+        assert_equal(expected, map(evicted, train()))
 
 
 def test_the_noise_of_rrelu_keeps_its_bits_in_evaluation() -> None:

@@ -86,7 +86,8 @@ def test_a_child_reads_what_was_evicted_with_an_error():
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def forks_while_threads_train(count: int) -> None:
+@pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.long)])
+def test_forks_while_threads_train(count):
     tensor = torch.ones(1000)
     with checked_session("2MiB"), training_threads() as steps:
         forks = 0
@@ -94,15 +95,6 @@ def forks_while_threads_train(count: int) -> None:
             assert fork_and_use_memory(tensor) == 0
             forks += 1
     assert dtr_alloc.stats()["evictions"] > 0
-
-
-def test_forks_while_threads_train():
-    forks_while_threads_train(40)
-
-
-@pytest.mark.long
-def test_a_thousand_forks_while_threads_train():
-    forks_while_threads_train(1000)
 
 
 def test_workers_of_a_loader_begin_while_threads_train():

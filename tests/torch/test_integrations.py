@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from harness import one_thread  # noqa: F401
 
 import dtr_alloc
 from dtr_alloc.integrations.job import BudgetedJob

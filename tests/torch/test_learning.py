@@ -3,17 +3,19 @@ says when a budget is too small, and which would do (native/learn/, native/run/t
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-import subprocess
-import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from harness import MIB, fix_costs
+from harness import MIB, call, fix_costs, told_by
+from torch import nn
 
 import dtr_alloc
 from bench.measure import Profile, in_own_process, profile, train_plain
@@ -24,6 +26,9 @@ STEPS = 24
 """More than it takes to hear a few steps of the jobs here, and to follow for a few."""
 TIGHT = 0.15
 """Of the activation memory."""
+ODD = (26, 27, 33)
+"""Steps that are not like the others."""
+OTHER = 2560
 
 
 MOST_REPEATS = 300_000
@@ -33,56 +38,137 @@ MOST_REPEATS = 300_000
 def train(
     job: str, budget: int, costs: Path | None = None, **settings: Any
 ) -> tuple[dict[str, torch.Tensor], list[dict[str, Any]]]:
-    """The state that a job ends with, and the counters after each step, from 0."""
+    """The state that a job ends with, and the counters after each step."""
     with dtr_alloc.session(budget=budget, device="cpu", costs=costs, **settings):
         dtr_alloc.limit_rematerializations(MOST_REPEATS)
-        before = dtr_alloc.stats()
         running = JOBS[job]()
         counters = []
         for step in range(STEPS):
             running.step(step)
-            now = dtr_alloc.stats()
-            counters.append(
-                {name: now[name] - before[name] for name in now if isinstance(now[name], int)}
-            )
+            counters.append({**dtr_alloc.stats()})
         running.drop_gradients()
         return running.state(), counters
 
 
-CHILD = f"""
-import json, sys
-import torch
-import dtr_alloc
-from bench.models import JOBS
-torch.set_num_threads(1)
-name, budget, costs, heuristic, debug = sys.argv[1:]
-settings = {{"costs": costs, "debug": debug, "heuristic": heuristic}}
-with dtr_alloc.session(budget=int(budget), device="cpu", **settings):
-    job = JOBS[name]()
-    for step in range({STEPS}):
-        if step == {STEPS} - 4:
-            before = dtr_alloc.stats()
-        job.step(step)
-    stats = dtr_alloc.stats()
-    job.drop_gradients()
-decisions = ("learning", "learned", "evictions", "rematerializations", "recompute_cost_seconds")
-found = {{name: stats[name] for name in decisions}}
-for name in ("recompute_cost_seconds", "planned", "plan_misses", "remaps"):
-    found["last_" + name] = stats[name] - before[name]
-print(json.dumps(found))
-"""
+Step = Callable[[int], object]
 
 
-def told_by(script: str, *arguments: object) -> Any:
-    """What a process of its own prints, as JSON."""
-    command = (sys.executable, "-W", "ignore", "-c", script, *map(str, arguments))
-    return json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+def net(layers: int, width: int, *others: nn.Module) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU(), *others))
+    )
 
 
-def costs_of(script: str, folder: Path) -> Path:
-    """A file with what the operators cost that the script runs in three steps without a limit."""
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def keeping(held: list[torch.Tensor]) -> Step:
+    """A job that has 2 KiB more after each step."""
+    job = JOBS["transformer"]()
+
+    def step(i: int) -> None:
+        job.step(i)
+        held.append(torch.zeros(512))
+        dtr_alloc.pin(held[-1])
+
+    return step
+
+
+def growing(held: list[torch.Tensor], steps: int) -> Step:
+    """The batch grows after each so many steps."""
+    model = net(6, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return lambda i: trained(model, optimizer, torch.rand(256 + 32 * (i // steps), 64))
+
+
+def reading(held: list[torch.Tensor]) -> Step:
+    """Each step reads data that can be computed again."""
+    data = torch.rand(75_000)
+    job = JOBS["resnet"]()
+
+    def step(i: int) -> None:
+        (data + 1).sum()
+        job.step(i)
+
+    return step
+
+
+def odd(held: list[torch.Tensor], others: int = 0) -> Step:
+    """A model with dropout; some steps have another batch, or an evaluation before them. So many
+    tensors of OTHER bytes are there all the time."""
+    held += [torch.zeros(OTHER // 4) for _ in range(others)]
+    for tensor in held:
+        dtr_alloc.pin(tensor)
+    model = net(8, 64, nn.Dropout(0.2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    held += model.parameters()
+
+    def step(i: int) -> None:
+        x = torch.rand(48 if i in ODD[:2] else 64, 64)
+        if i in ODD[1:]:
+            with torch.no_grad():
+                model.eval()(x)
+            model.train()
+        trained(model, optimizer, x)
+
+    return step
+
+
+def swapping(held: list[torch.Tensor]) -> Step:
+    """A model that takes 6 MiB with gradients and Adam's states."""
+    model = net(6, 256)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    data = torch.randn(64, 256)
+    held += model.parameters()
+    return lambda i: trained(model, optimizer, data)
+
+
+COUNTERS = (
+    *(
+        "planned",
+        "plan_misses",
+        "remaps",
+        "recompute_cost_seconds",
+        "swap_seconds",
+        "swapped_in_bytes",
+    ),
+    *("evictions", "rematerializations"),
+)
+
+
+def follow(
+    job: str, budget: int, costs: str, steps: int, settings: dict[str, Any], *arguments: Any
+) -> dict[str, Any]:
+    """What each step of a job adds to the counters, what was learned at the end, and a digest of
+    the parameters. Without a budget there is no session."""
+    held: list[torch.Tensor] = []
+    counters, learned = [], {}
+    with ExitStack() as stack:
+        if budget:
+            settings = {"costs": costs, **settings}
+            stack.enter_context(dtr_alloc.session(budget=budget, device="cpu", **settings))
+            counters.append(dtr_alloc.stats())
+        step = JOBS[job]().step if job in JOBS else globals()[job](held, *arguments)
+        for i in range(steps):
+            step(i)
+            if budget:
+                counters.append(dtr_alloc.stats())
+                learned = {name: counters[-1][name] for name in ("learned", "learning")}
+        if budget:
+            dtr_alloc.check_invariants()
+        content = b"".join(tensor.detach().numpy().tobytes() for tensor in held)
+    added = [{name: b[name] - a[name] for name in COUNTERS} for a, b in pairwise(counters)]
+    return {"added": added, "digest": hashlib.sha256(content).hexdigest(), **learned}
+
+
+def costs_of(job: str, folder: Path, **settings: Any) -> Path:
+    """A file with what a job's operators cost, of three steps without a limit."""
     costs = folder / "costs.json"
-    told_by(script, 1 << 30, costs, 3)
+    told_by(follow, job, 1 << 30, costs, 3, settings)
     fix_costs(costs)
     return costs
 
@@ -90,9 +176,15 @@ def costs_of(script: str, folder: Path) -> Path:
 def in_a_child(
     job: str, budget: int, costs: Path, heuristic: str = "adaptive", debug: str = "no-moves"
 ) -> dict[str, Any]:
-    """What a process of its own decides, and what its last four steps add."""
-    found: dict[str, Any] = told_by(CHILD, job, budget, costs, heuristic, debug)
+    """What a job's steps add in a process of its own."""
+    settings = {"heuristic": heuristic, "debug": debug}
+    found: dict[str, Any] = told_by(follow, job, budget, costs, STEPS, settings)
     return found
+
+
+def total(found: dict[str, Any], name: str, last: int = 0) -> int:
+    """What all steps added to a counter, or the last so many."""
+    return sum(added[name] for added in found["added"][-last:])
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +248,7 @@ class TestPolicy:
         )
         assert (rule["learned"], rule["learning"]) == (0, "")
         # Near the smallest budget four steps may cost the rule less by chance.
-        assert learned["recompute_cost_seconds"] < rule["recompute_cost_seconds"]
+        assert total(learned, "recompute_cost_seconds") < total(rule, "recompute_cost_seconds")
 
     def test_two_runs_with_one_file_of_costs_decide_alike(
         self, lstm: tuple[Profile, Path], learned: dict[str, Any]
@@ -218,120 +310,6 @@ class TestPolicy:
         assert logs[0] == logs[1]
 
 
-ODD = (26, 27, 33)
-"""Steps that are not like the others."""
-
-ODDLY = f"""
-import hashlib, json, sys
-from contextlib import nullcontext
-import torch
-import dtr_alloc
-
-torch.set_num_threads(1)
-budget, costs, others = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-settings = {{"device": "cpu", "costs": costs, "debug": "no-moves"}}
-steps = []
-with dtr_alloc.session(budget=budget, **settings) if budget else nullcontext():
-    held = [torch.zeros(640) for _ in range(others)]
-    for tensor in held:
-        dtr_alloc.pin(tensor)
-    torch.manual_seed(0)
-    layers = []
-    for _ in range(8):
-        layers += [torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Dropout(0.2)]
-    model = torch.nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(44):
-        x = torch.rand(48 if step in {ODD[:2]} else 64, 64)
-        if step in {ODD[1:]}:
-            with torch.no_grad():
-                model.eval()(x)
-            model.train()
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        if budget:
-            dtr_alloc.check_invariants()
-            now = dtr_alloc.stats()
-            steps.append({{name: now[name] for name in ("planned", "plan_misses", "remaps")}})
-    content = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-print(json.dumps({{"parameters": hashlib.sha256(content).hexdigest(), "steps": steps}}))
-"""
-"""A model with dropout; some steps have another batch, or an evaluation before them."""
-
-
-KEEPS = f"""
-import json, sys
-import torch
-import dtr_alloc
-from bench.models import JOBS
-
-budget, costs, steps = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-torch.set_num_threads(1)
-with dtr_alloc.session(budget=budget, device="cpu", costs=costs):
-    job, kept, added = JOBS["transformer"](), [], []
-    for step in range(steps):
-        if step % {STEPS} == 0:
-            begin = dtr_alloc.stats()
-        job.step(step)
-        kept.append(torch.zeros(512))
-        dtr_alloc.pin(kept[-1])
-        if step % {STEPS} == {STEPS} - 1:
-            now = dtr_alloc.stats()
-            added.append({{n: now[n] - begin[n] for n in ("planned", "plan_misses", "remaps")}})
-    dtr_alloc.check_invariants()
-print(json.dumps(added))
-"""
-"""2 KiB more is there after each step; what each so many steps got from a plan."""
-
-
-GROWS = """
-import json, sys
-import torch
-import dtr_alloc
-
-budget, costs, steps = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-torch.set_num_threads(1)
-planned = []
-with dtr_alloc.session(budget=budget, device="cpu", costs=costs):
-    layers = []
-    for _ in range(6):
-        layers += [torch.nn.Linear(64, 64), torch.nn.ReLU()]
-    model = torch.nn.Sequential(*layers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for batch in range(256, 512, 32):
-        for _ in range(steps):
-            before = dtr_alloc.stats()["planned"]
-            optimizer.zero_grad()
-            model(torch.rand(batch, 64)).square().mean().backward()
-            optimizer.step()
-        planned.append(dtr_alloc.stats()["planned"] - before)
-print(json.dumps(planned))
-"""
-"""The batch grows now and then: what the last step with each size got from a plan."""
-
-
-READS = """
-import json, sys
-import torch
-import dtr_alloc
-from bench.models import JOBS
-
-budget, costs, steps = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-torch.set_num_threads(1)
-with dtr_alloc.session(budget=budget, device="cpu", costs=costs):
-    data = torch.rand(75_000)
-    job = JOBS["resnet"]()
-    for step in range(steps):
-        before = dtr_alloc.stats()
-        (data + 1).sum()
-        job.step(step)
-    now = dtr_alloc.stats()
-print(json.dumps({n: now[n] - before[n] for n in ("planned", "plan_misses", "remaps")}))
-"""
-"""Each step reads data that can be computed again, and what the last one got from a plan."""
-
-
 class TestPlan:
     @pytest.mark.parametrize(
         ("job", "fraction"),
@@ -349,58 +327,62 @@ class TestPlan:
         shape, _free = profile(job, 2, settings={"costs": costs})
         fix_costs(costs)
         found = in_a_child(job, shape.budget(fraction), costs, debug="off")
-        assert found["last_planned"] > 0
-        assert (found["last_plan_misses"], found["last_remaps"]) == (0, 0)
+        assert total(found, "planned", 4) > 0
+        assert (total(found, "plan_misses", 4), total(found, "remaps", 4)) == (0, 0)
 
     @pytest.mark.long
     def test_a_job_that_keeps_something_of_each_step_gets_a_new_plan_in_time(
         self, tmp_path: Path
     ) -> None:
-        costs = costs_of(KEEPS, tmp_path)
+        costs = costs_of("keeping", tmp_path)
         shape, _free = profile("transformer", 2)
-        _first, *others = told_by(KEEPS, shape.budget(0.4), costs, 6 * STEPS)
-        assert all(part["planned"] > 0 for part in others)
-        assert sum(part["plan_misses"] for part in others) < STEPS
+        found = told_by(follow, "keeping", shape.budget(0.4), costs, 6 * STEPS, {})
+        others = found["added"][STEPS:]
+        for part in range(0, len(others), STEPS):
+            assert any(added["planned"] for added in others[part : part + STEPS])
+        assert total(found, "plan_misses", 5 * STEPS) < STEPS
         # What it keeps takes a page every second step, and remaps are cheap.
-        assert sum(part["remaps"] for part in others) < 20 * STEPS
+        assert total(found, "remaps", 5 * STEPS) < 20 * STEPS
 
     def test_what_is_evicted_when_a_plan_is_made_has_a_place_in_it(self, tmp_path: Path) -> None:
-        costs = costs_of(READS, tmp_path)
+        costs = costs_of("reading", tmp_path)
         shape, _free = profile("resnet", 2)
-        last = told_by(READS, shape.budget(0.3) + 300_000, costs, 40)
-        assert last["planned"] > 0
-        assert (last["plan_misses"], last["remaps"]) == (0, 0)
+        found = told_by(follow, "reading", shape.budget(0.3) + 300_000, costs, 40, {})
+        assert total(found, "planned", 1) > 0
+        assert (total(found, "plan_misses", 1), total(found, "remaps", 1)) == (0, 0)
 
     def test_a_job_for_which_nothing_was_found_is_heard_again_when_it_gets_dearer(
         self, tmp_path: Path
     ) -> None:
-        planned = told_by(GROWS, 700_000, costs_of(GROWS, tmp_path), 60)
+        costs = tmp_path / "costs.json"
+        # Of each size of the batch.
+        told_by(follow, "growing", 1 << 30, costs, 8 * 3, {}, 3)
+        fix_costs(costs)
+        steps = 60
+        found = told_by(follow, "growing", 700_000, costs, 8 * steps, {}, steps)
+        planned = [added["planned"] for added in found["added"][steps - 1 :: steps]]
         nothing = planned.index(0)
         assert nothing > 0
         assert any(planned[nothing:])
 
     BUDGET = 650_000
-    OTHER = 2560
 
     @staticmethod
-    def run(budget: int, costs: Path, others: int = 0) -> tuple[str, list[dict[str, int]]]:
-        """What the parameters end as, and what each step adds to the counters. The job holds so
-        many tensors of OTHER bytes all the time."""
-        found = told_by(ODDLY, budget, costs, others)
-        steps = found["steps"]
-        added = [{name: b[name] - a[name] for name in b} for a, b in pairwise(steps)]
-        return found["parameters"], steps[:1] + added
+    def run_odd(budget: int, costs: Path, others: int = 0) -> dict[str, Any]:
+        settings = {"debug": "no-moves"}
+        found: dict[str, Any] = told_by(follow, "odd", budget, costs, 44, settings, others)
+        return found
 
     def test_a_step_that_is_as_it_was_goes_by_the_plan_and_others_do_not(
         self, tmp_path: Path
     ) -> None:
         costs = tmp_path / "costs.json"
-        plain, _nothing = self.run(0, costs)
-        self.run(1 << 30, costs)
+        plain = self.run_odd(0, costs)
+        self.run_odd(1 << 30, costs)
         fix_costs(costs)
-        parameters, steps = self.run(self.BUDGET, costs)
-        assert parameters == plain
-        planned = [step["planned"] for step in steps]
+        found = self.run_odd(self.BUDGET, costs)
+        assert found["digest"] == plain["digest"]
+        planned = [step["planned"] for step in found["added"]]
         usual = max(planned)
         assert usual > 50
         for step in range(planned.index(usual), len(planned)):
@@ -408,17 +390,16 @@ class TestPlan:
                 assert planned[step] < usual / 2
             elif step - 1 not in ODD:
                 assert planned[step] == usual
-        for name in ("plan_misses", "remaps"):
-            assert sum(step[name] for step in steps[-8:]) == 0
+        assert (total(found, "plan_misses", 8), total(found, "remaps", 8)) == (0, 0)
 
     def test_a_plan_goes_around_all_that_the_job_holds_besides(self, tmp_path: Path) -> None:
         costs = tmp_path / "costs.json"
-        self.run(1 << 30, costs)
+        self.run_odd(1 << 30, costs)
         fix_costs(costs)
         others = 1500
-        _parameters, steps = self.run(self.BUDGET + others * self.OTHER, costs, others)
-        assert steps[-1]["planned"] > 50
-        assert steps[-1]["plan_misses"] == 0
+        found = self.run_odd(self.BUDGET + others * OTHER, costs, others)
+        assert total(found, "planned", 1) > 50
+        assert total(found, "plan_misses", 1) == 0
 
     def test_what_is_asked_for_in_a_planned_step_is_there(self, tmp_path: Path) -> None:
         """The values of a sort are not used again, and its places are: to know them, the plan
@@ -453,51 +434,39 @@ class TestPlan:
         assert there == [True] * 8
 
 
-CHAIN = """
-import json, sys
-import torch
-import dtr_alloc
-
-budget, thrash, costs = sys.argv[1:]
-torch.set_num_threads(1)
-with dtr_alloc.session(
-    budget=int(budget), device="cpu", thrash=thrash, costs=costs, debug="no-moves"
-):
-    x = torch.rand(64, 64, requires_grad=True)
-
-    def step():
-        y = x
-        for _ in range(300):
-            y = torch.tanh(y @ x)
-        y.sum().backward()
-        x.grad = None
-
+def grind(budget: int, thrash: str, costs: str) -> dict[str, Any]:
+    """What came of a long chain of products, kept for its backward pass."""
     error = None
-    try:
-        for _ in range(40):
-            step()
-    except torch.OutOfMemoryError as raised:
-        error = str(raised)
-    dtr_alloc.check_invariants()
-    ones = float(torch.ones(64, 64).sum())
-    stats = dtr_alloc.stats()
-print(json.dumps({
-    "error": error,
-    "ones": ones,
-    "times": 1 + stats["recompute_cost_seconds"] / stats["total_cost_seconds"],
-}))
-"""
-"""A long chain of products, kept for its backward pass, and what came of it."""
+    settings = {"thrash": thrash, "costs": costs, "debug": "no-moves"}
+    with dtr_alloc.session(budget=budget, device="cpu", **settings):
+        x = torch.rand(64, 64, requires_grad=True)
+
+        def step() -> None:
+            y = x
+            for _ in range(300):
+                y = torch.tanh(y @ x)
+            y.sum().backward()
+            x.grad = None
+
+        try:
+            for _ in range(40):
+                step()
+        except torch.OutOfMemoryError as raised:
+            error = str(raised)
+        dtr_alloc.check_invariants()
+        ones = float(torch.ones(64, 64).sum())
+        stats = dtr_alloc.stats()
+    times = 1 + stats["recompute_cost_seconds"] / stats["total_cost_seconds"]
+    return {"error": error, "ones": ones, "times": times}
 
 
 class TestThrash:
     BUDGET = 2 * 300 * 64 * 64 * 4 // 40
     ADVICE = re.compile(r"a budget of ([0-9.]+) MiB would do")
 
-    def run(self, budget: int, thrash: str, costs: Path) -> tuple[dict[str, Any], list[str]]:
+    def run(self, *arguments: object) -> tuple[dict[str, Any], list[str]]:
         """What came of the chain, and the lines on stderr."""
-        command = (sys.executable, "-W", "ignore", "-c", CHAIN, str(budget), thrash, str(costs))
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        done = call(grind, *arguments)
         return json.loads(done.stdout), done.stderr.splitlines()
 
     def test_a_job_that_grinds_ends_with_the_budget_that_would_do(self, tmp_path: Path) -> None:
@@ -520,50 +489,25 @@ class TestThrash:
         assert found["times"] < 1.4
 
 
-SWAPS = """
-import hashlib, json, sys
-import torch
-import dtr_alloc
-
-budget, costs, steps, *heuristic = sys.argv[1:]
-settings = dict(zip(("heuristic",), heuristic))
-torch.set_num_threads(1)
-with dtr_alloc.session(
-    budget=int(budget), device="cpu", swap="1GiB", costs=costs, debug="no-moves", **settings
-):
-    torch.manual_seed(0)
-    layers = []
-    for _ in range(6):
-        layers += [torch.nn.Linear(256, 256), torch.nn.ReLU()]
-    model = torch.nn.Sequential(*layers)
-    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
-    data = torch.randn(64, 256)
-    for step in range(int(steps)):
-        if step == int(steps) - 2:
-            begin = dtr_alloc.stats()
-        optimizer.zero_grad()
-        model(data).square().mean().backward()
-        optimizer.step()
-    dtr_alloc.check_invariants()
-    now = dtr_alloc.stats()
-    content = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-found = {name: now[name] - begin[name] for name in ("swap_seconds", "swapped_in_bytes")}
-found["learned"] = now["learned"]
-print(json.dumps(found | {"parameters": hashlib.sha256(content).hexdigest()}))
-"""
-"""A model that takes 6 MiB with gradients and Adam's states; what its last two steps swapped."""
-
-
 class TestSwaps:
     BUDGET = 4 << 20
 
     def test_a_step_is_learned_of_which_constants_are_swapped(self, tmp_path: Path) -> None:
-        costs = costs_of(SWAPS, tmp_path)
-        free = told_by(SWAPS, 1 << 30, costs, STEPS)
-        rule = told_by(SWAPS, self.BUDGET, costs, STEPS, "marginal")
-        learned, again = (told_by(SWAPS, self.BUDGET, costs, STEPS) for _ in range(2))
-        assert learned == again
-        assert learned["parameters"] == rule["parameters"] == free["parameters"]
+        settings = {"swap": "1GiB", "debug": "no-moves"}
+        costs = costs_of("swapping", tmp_path, **settings)
+        free = told_by(follow, "swapping", 1 << 30, costs, STEPS, settings)
+        rule = told_by(
+            follow, "swapping", self.BUDGET, costs, STEPS, {**settings, "heuristic": "marginal"}
+        )
+        learned, again = (
+            told_by(follow, "swapping", self.BUDGET, costs, STEPS, settings) for _ in range(2)
+        )
+        assert learned["digest"] == again["digest"] == rule["digest"] == free["digest"]
         assert (rule["learned"], learned["learned"]) == (0, 1)
-        assert 0 < learned["swapped_in_bytes"] < 0.8 * rule["swapped_in_bytes"]
-        assert learned["swap_seconds"] < rule["swap_seconds"]
+        by_rule, by_plan, by_plan_again = (
+            {name: total(found, name, 2) for name in ("swap_seconds", "swapped_in_bytes")}
+            for found in (rule, learned, again)
+        )
+        assert by_plan == by_plan_again
+        assert 0 < by_plan["swapped_in_bytes"] < 0.8 * by_rule["swapped_in_bytes"]
+        assert by_plan["swap_seconds"] < by_rule["swap_seconds"]

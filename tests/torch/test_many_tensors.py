@@ -1,13 +1,14 @@
-"""Operators with thousands of inputs and results, and jobs of thousands of small tensors: the same
-bits, and no more work for each than for a few."""
+"""Operators with thousands of inputs and results, jobs of thousands of small tensors, and histories
+of thousands of operators: the same bits, and no more work for each than for a few."""
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
 import torch
-from harness import checked_session, evicted, one_thread  # noqa: F401
+from harness import assert_same_bits, assert_trains_in, checked_session, evicted
 from torch import Tensor
 
 import dtr_alloc
@@ -23,7 +24,6 @@ def parts(count: int) -> list[Tensor]:
 
 
 def since(before: dict[str, Any], *names: str) -> list[int]:
-    """By how much counters have grown."""
     after = dtr_alloc.stats()
     return [after[name] - before[name] for name in names]
 
@@ -76,25 +76,16 @@ def test_inputs_that_are_lost_while_others_are_brought_back_come_back_too() -> N
     """Memory has room for the operator, but not for what else is live: what comes back for it
     pushes out some that were there."""
 
-    def job() -> float:
+    def job() -> list[Tensor]:
         inputs = parts(MANY)
         joined = torch.cat(inputs)
         others = [torch.sin(tensor) for tensor in inputs]
         again = (joined * 2).sum()
-        return float(again + sum(map(torch.sum, inputs)) + sum(map(torch.sum, others)))
+        return [again + sum(map(torch.sum, inputs)) + sum(map(torch.sum, others))]
 
-    expected = job()
-    with checked_session():
-        dtr_alloc.reset_peak_stats()
-        assert job() == expected
-        peak = dtr_alloc.stats()["peak_allocated_bytes"]
-    with checked_session(budget=6 * peak // 10):
-        before = dtr_alloc.stats()
-        assert job() == expected
-        dtr_alloc.check_invariants()
-        again, evictions = since(before, "rematerializations", "evictions")
-        assert MANY < again < 6 * MANY
-        assert evictions < 6 * MANY
+    found = assert_trains_in(0.6, job)
+    assert MANY < found["rematerializations"] < 6 * MANY
+    assert found["evictions"] < 6 * MANY
 
 
 @pytest.mark.parametrize("heuristic", ["marginal", "dtr-full", "lru"])
@@ -118,3 +109,75 @@ def test_the_search_among_many_small_tensors_evaluates_a_few(heuristic: str) -> 
         searches, evaluations = since(before, "searches", "evaluations")
     assert searches > length // 2
     assert evaluations < 40 * searches, "a thousand and more could be evicted at any time"
+
+
+# ---- a chain of 10,000 layers ----
+
+LAYERS = 10_000
+ROOM = 200
+ELEMENTS = 16_384  # 64 KiB of float32 a layer
+
+
+def train_chain(layers: int) -> tuple[list[Tensor], Tensor]:
+    """One SGD step of x = tanh(x * w_i), each layer with its own weight; weights and loss."""
+    generator = torch.Generator().manual_seed(0)
+    scales = 1 + 0.01 * torch.randn(layers, generator=generator)
+    weights = [scale.clone().requires_grad_() for scale in scales]
+    optimizer = torch.optim.SGD(weights, lr=1e-3, foreach=False)
+    x = torch.randn(ELEMENTS, generator=generator)
+    for weight in weights:
+        x = torch.tanh(x * weight)
+    loss = x.square().mean()
+    loss.backward()
+    optimizer.step()
+    return weights, loss.detach()
+
+
+def state_of(weights: list[Tensor], loss: Tensor) -> dict[str, Tensor]:
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    return {"loss": loss, "weights": torch.stack(weights), "gradients": torch.stack(gradients)}
+
+
+@pytest.mark.long
+def test_ten_thousand_layers_under_a_budget_of_two_hundred() -> None:
+    """The same bits, with work in proportion to the chain: at this budget (twice the square root
+    of the length) each operator is repeated a small number of times, and no record remains."""
+    reference = state_of(*train_chain(LAYERS))
+    assert len(reference["gradients"]) == LAYERS
+    with dtr_alloc.session(budget="unlimited", device="cpu"):
+        kept = train_chain(LAYERS)
+        idle_bytes = dtr_alloc.stats()["allocated_bytes"]
+    assert_same_bits(reference, state_of(*kept), "the deep chain without a budget")
+    del kept
+    gc.collect()
+
+    budget = idle_bytes + ROOM * 4 * ELEMENTS
+    with checked_session(budget):
+        dtr_alloc.reset_peak_stats()
+        kept = train_chain(LAYERS)
+        found = dtr_alloc.stats()
+    assert_same_bits(reference, state_of(*kept), "the deep chain under a budget")
+    assert found["peak_allocated_bytes"] <= budget
+    assert LAYERS / 2 < found["rematerializations"] < 12 * LAYERS
+    assert found["evictions"] < 24 * LAYERS
+    assert found["live_records"] < 8 * LAYERS
+
+
+def test_a_long_dead_chain_is_rebuilt_without_recursion() -> None:
+    """One tensor whose whole history is evicted: 20,000 operators deep."""
+    with dtr_alloc.session(budget="unlimited", device="cpu"):
+        x = torch.linspace(-1, 1, 256)
+        # Kept while it grows: a dead history that outweighs its tensor would be cut.
+        history = [x]
+        for _ in range(LAYERS):
+            history.append(history[-1] * 1.01)
+            history.append(torch.tanh(history[-1]))
+        x = history.pop()
+        del history
+        expected = x.tolist()
+        assert dtr_alloc.evict(x)
+        assert x.tolist() == expected
+        dtr_alloc.check_invariants()
+        before = dtr_alloc.stats()["rematerializations"]
+        assert x.tolist() == expected
+        assert dtr_alloc.stats()["rematerializations"] == before

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import checked_session, evicted, one_thread  # noqa: F401
+from harness import checked_session, evicted
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -87,26 +87,29 @@ def assert_same(expected: Any, got: Any, where: object) -> None:
         assert not (wrong := difference(one, other)), f"{where}, result {index}: {wrong}"
 
 
-def evict_all(parts: Any) -> int:
-    """Evicts what can be; returns how many."""
-    tensors = [part for part in tree_leaves(parts) if isinstance(part, Tensor)]
-    return sum(dtr_alloc.evict(part) for part in tensors if part.layout == torch.strided)
+def compare(
+    where: str, run: Callable[..., Any], op: Any, sample: Any, *more: Any, given: Any = fresh
+) -> None:
+    """Fails unless a run gives the same in a session, and again once its results were evicted."""
+    expected = outcome(run, op, fresh(sample), *more)
+    where = f"{op.name}, {where}"
+    with checked_session():
+        got = outcome(run, op, given(sample), *more)
+        assert_same(expected, got, where)
+        for part in tree_leaves(got):
+            if isinstance(part, Tensor) and part.layout == torch.strided:
+                dtr_alloc.evict(part)
+        assert_same(expected, got, f"{where}, computed again")
+        got = None  # autograd's graph would hold its memory beyond the session
 
 
 @each(COMPARED)
 def test_an_operator_and_its_repetition_have_the_bits_of_plain_pytorch(op: Any) -> None:
     for dtype in dtypes_of(op):
         for autocast in (False, True):
-            samples = samples_of(op, dtype, True, SAMPLES)
-            plain = [outcome(forward_and_backward, op, fresh(of), autocast) for of in samples]
-            with checked_session():
-                for index, (sample, expected) in enumerate(zip(samples, plain, strict=True)):
-                    got = outcome(forward_and_backward, op, fresh(sample), autocast)
-                    where = f"{op.name}, {dtype}, autocast {autocast}, sample {index}"
-                    assert_same(expected, got, where)
-                    evict_all(got)
-                    assert_same(expected, got, f"{where}, computed again")
-                got = None  # autograd's graph would hold its memory beyond the session
+            for index, sample in enumerate(samples_of(op, dtype, True, SAMPLES)):
+                where = f"{dtype}, autocast {autocast}, sample {index}"
+                compare(where, forward_and_backward, op, sample, autocast)
 
 
 def in_evicted_memory(sample: Any) -> Any:
@@ -128,18 +131,14 @@ def in_evicted_memory(sample: Any) -> Any:
 def test_arguments_that_were_evicted_are_brought_back(op: Any) -> None:
     """max_pool1d read them past the recorder."""
 
-    def run(sample: Any) -> list[Any]:
+    def run(op: Any, sample: Any) -> list[Any]:
         torch.manual_seed(1)
         return tree_leaves(op(sample.input, *sample.args, **sample.kwargs))
 
     with torch.no_grad():
         for dtype in dtypes_of(op):
             for index, sample in enumerate(samples_of(op, dtype, False, SAMPLES)):
-                expected = outcome(run, fresh(sample))
-                with checked_session():
-                    got = outcome(run, in_evicted_memory(sample))
-                    assert_same(expected, got, f"{op.name}, {dtype}, sample {index}")
-                    got = None
+                compare(f"{dtype}, sample {index}", run, op, sample, given=in_evicted_memory)
 
 
 SHAPES: dict[str, Callable[[Tensor, Any], Tensor]] = {
@@ -171,7 +170,6 @@ def write_out(op: Any, sample: Any, like: list[Tensor], shape: str) -> list[Any]
 
 @each(WITH_OUT)
 def test_out_of_any_shape_has_the_bits_of_plain_pytorch(op: Any) -> None:
-    """None, fewer and more elements, another rank, a part of a buffer: resized as it must be."""
     with torch.no_grad():
         for dtype in (dtype for dtype in dtypes_of(op) if dtype in DTYPES):
             sample = samples_of(op, dtype, False, SAMPLES)[0]
@@ -180,18 +178,11 @@ def test_out_of_any_shape_has_the_bits_of_plain_pytorch(op: Any) -> None:
             if not (isinstance(like, list | tuple) and all(isinstance(x, Tensor) for x in like)):
                 continue
             for shape in SHAPES:
-                expected = outcome(write_out, op, fresh(sample), list(like), shape)
-                with checked_session():
-                    got = outcome(write_out, op, fresh(sample), list(like), shape)
-                    where = f"{op.name}, {dtype}, out has {shape}"
-                    assert_same(expected, got, where)
-                    evict_all(got)
-                    assert_same(expected, got, f"{where}, computed again")
-                    got = None
+                where = f"{dtype}, out has {shape}"
+                compare(where, write_out, op, sample, list(like), shape)
 
 
 def test_a_result_in_a_resized_buffer_can_be_evicted() -> None:
-    """Not only its bits are right: it is a result like any other."""
     with checked_session():
         a, b = torch.arange(1000.0), torch.arange(1000.0)
         for given in (0, 999, 1037):

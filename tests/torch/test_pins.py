@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from harness import checked_session, evicted, one_thread  # noqa: F401
+from harness import checked_session, evicted
 from torch import Tensor
 
 import dtr_alloc
@@ -19,27 +19,22 @@ def made(factor: float) -> Tensor:
     return torch.arange(SIZE) * factor
 
 
-def by_set(x: Tensor, y: Tensor) -> None:
-    x.set_(y)
+GIVES: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "set_ to a tensor": lambda x, y: x.set_(y),
+    "set_ to a storage": lambda x, y: x.set_(y.untyped_storage(), 0, y.shape),
+    "data": lambda x, y: setattr(x, "data", y),
+}
 
 
-def by_set_of_storage(x: Tensor, y: Tensor) -> None:
-    x.set_(y.untyped_storage(), 0, y.shape)
-
-
-def by_data(x: Tensor, y: Tensor) -> None:
-    x.data = y
-
-
-@pytest.mark.parametrize("give", [by_set, by_set_of_storage, by_data])
-def test_a_pin_follows_its_tensor_to_other_memory(give: Callable[[Tensor, Tensor], None]) -> None:
+@pytest.mark.parametrize("way", GIVES)
+def test_a_pin_follows_its_tensor_to_other_memory(way: str) -> None:
     """The pin was lost, or stayed with the old memory for good."""
     with checked_session():
         x, y = made(2.0), made(3.0)
         old = x.view(SIZE)
         dtr_alloc.pin(x)
         dtr_alloc.pin(x)
-        give(x, y)
+        GIVES[way](x, y)
         dtr_alloc.check_invariants()
         evicted(old)
         for _ in range(2):

@@ -4,72 +4,66 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
-from harness import checked_session, evicted, one_thread  # noqa: F401
+from harness import assert_equal, checked_session, evicted, run_in_threads
 from torch import Tensor, nn
 
 import dtr_alloc
 
-Draw = Callable[[torch.Generator | None], Tensor]
+Draw = Callable[..., Tensor]
 
 
-def uniform_in_place(generator: torch.Generator | None) -> Tensor:
-    return torch.zeros(1000).uniform_(generator=generator)
+def attention() -> Tensor:
+    return nn.functional.scaled_dot_product_attention(
+        *(torch.ones(1, 2, 16, 16),) * 3, dropout_p=0.5
+    )
 
 
 DRAWS: dict[str, Draw] = {
-    "randn": lambda g: torch.randn(1000, generator=g),
-    "rand": lambda g: torch.rand(1000, generator=g),
-    "randint": lambda g: torch.randint(0, 100, (1000,), generator=g),
-    "randperm": lambda g: torch.randperm(1000, generator=g),
-    "normal": lambda g: torch.normal(0.0, torch.ones(1000), generator=g),
-    "bernoulli": lambda g: torch.bernoulli(torch.full((1000,), 0.3), generator=g),
-    "multinomial": lambda g: torch.multinomial(torch.ones(1000), 500, generator=g),
-    "uniform_": uniform_in_place,
+    "randn": lambda **g: torch.randn(1000, **g),
+    "rand": lambda **g: torch.rand(1000, **g),
+    "randint": lambda **g: torch.randint(0, 100, (1000,), **g),
+    "randperm": lambda **g: torch.randperm(1000, **g),
+    "normal": lambda **g: torch.normal(0.0, torch.ones(1000), **g),
+    "bernoulli": lambda **g: torch.bernoulli(torch.full((1000,), 0.3), **g),
+    "multinomial": lambda **g: torch.multinomial(torch.ones(1000), 500, **g),
+    "uniform_": lambda **g: torch.zeros(1000).uniform_(**g),
 }
-WITHOUT_A_GENERATOR: dict[str, Callable[[], Tensor]] = {
+WITHOUT_A_GENERATOR: dict[str, Draw] = {
     "native_dropout": lambda: torch.native_dropout(torch.ones(1000), 0.5, True)[0],
     "dropout": lambda: nn.functional.dropout(torch.ones(1000), 0.5),
     "feature_dropout": lambda: nn.functional.dropout2d(torch.ones(10, 100, 1, 1), 0.5),
     "rand_like": lambda: torch.rand_like(torch.ones(1000)),
     "randint_like": lambda: torch.randint_like(torch.ones(1000), 0, 50),
-    "attention": lambda: nn.functional.scaled_dot_product_attention(
-        *(torch.ones(1, 2, 16, 16),) * 3, dropout_p=0.5
-    ),
+    "attention": attention,
 }
 
 
-@pytest.mark.parametrize("name", DRAWS)
-@pytest.mark.parametrize("own", [False, True], ids=["default generator", "own generator"])
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        *((name, own) for name in DRAWS for own in (False, True)),
+        *((name, False) for name in WITHOUT_A_GENERATOR),
+    ],
+)
 def test_draws_are_those_of_plain_pytorch_and_come_again(name: str, own: bool) -> None:
-    def run() -> tuple[Tensor, Tensor]:
+    """From the default generator, or from one of the job's own."""
+
+    def run() -> list[Tensor]:
         torch.manual_seed(3)
-        generator = torch.Generator().manual_seed(5) if own else None
-        first = DRAWS[name](generator)
-        return first, DRAWS[name](generator)
+        settings = {"generator": torch.Generator().manual_seed(5)} if own else {}
+        return [(DRAWS | WITHOUT_A_GENERATOR)[name](**settings) for _ in range(2)]
 
     expected = run()
     after = torch.get_rng_state()
     with checked_session():
         drawn = run()
         assert torch.equal(torch.get_rng_state(), after)
-        for tensor, right in zip(drawn, expected, strict=True):
-            assert torch.equal(evicted(tensor), right)
+        assert_equal(expected, map(evicted, drawn))
         assert torch.equal(torch.get_rng_state(), after), "the job's generator moved"
-
-
-@pytest.mark.parametrize("name", WITHOUT_A_GENERATOR)
-def test_operators_that_take_no_generator_draw_the_same_again(name: str) -> None:
-    torch.manual_seed(3)
-    expected = WITHOUT_A_GENERATOR[name]()
-    after = torch.get_rng_state()
-    with checked_session():
-        torch.manual_seed(3)
-        drawn = WITHOUT_A_GENERATOR[name]()
-        assert torch.equal(evicted(drawn), expected)
-        assert torch.equal(torch.get_rng_state(), after)
 
 
 def test_another_thread_draws_the_same_numbers_while_draws_are_repeated() -> None:
@@ -96,8 +90,6 @@ def test_another_thread_draws_the_same_numbers_while_draws_are_repeated() -> Non
 
 
 def test_a_thread_with_its_own_generator_has_its_numbers_beside_training_threads() -> None:
-    """Three threads train with dropout under a budget, one prepares data: the same bits."""
-
     def prepare(out: list[float]) -> None:
         generator = torch.Generator().manual_seed(1)
         out.extend(torch.randn(500, generator=generator).sum().item() for _ in range(200))
@@ -122,44 +114,31 @@ def test_a_thread_with_its_own_generator_has_its_numbers_beside_training_threads
     def all_of_it() -> tuple[list[float], dict[int, list[float]]]:
         prepared: list[float] = []
         trained: dict[int, list[float]] = {}
-        threads = [threading.Thread(target=prepare, args=(prepared,))]
-        threads += [threading.Thread(target=train, args=(i, trained)) for i in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        trainers = [partial(train, i, trained) for i in range(3)]
+        run_in_threads(partial(prepare, prepared), *trainers)
         return prepared, trained
 
     expected = all_of_it()
     with checked_session("3MiB"):
-        before = dtr_alloc.stats()["rematerializations"]
         assert all_of_it() == expected
-        assert dtr_alloc.stats()["rematerializations"] > before
+        assert dtr_alloc.stats()["rematerializations"] > 0
 
 
 def test_two_threads_that_draw_from_one_generator_share_out_its_numbers() -> None:
     """In whatever order: no number comes twice, and none is lost."""
     each = 2000
 
+    def draw(count: int) -> list[float]:
+        return [torch.rand(1, dtype=torch.float64).item() for _ in range(count)]
+
     def run() -> set[float]:
         torch.manual_seed(11)
         got: list[float] = []
-        threads = [
-            threading.Thread(
-                target=lambda: got.extend(
-                    torch.rand(1, dtype=torch.float64).item() for _ in range(each)
-                )
-            )
-            for _ in range(2)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(*[lambda: got.extend(draw(each))] * 2)
         return set(got)
 
     torch.manual_seed(11)
-    expected = {torch.rand(1, dtype=torch.float64).item() for _ in range(2 * each)}
+    expected = set(draw(2 * each))
     with checked_session():
         assert run() == expected
 
@@ -253,8 +232,7 @@ def test_an_operator_that_seeds_moves_no_generator_when_it_runs_again(
     expected = run(again=False)
     with checked_session():
         got = run(again=True)
-    for one, other in zip(expected, got, strict=True):
-        assert torch.equal(one, other)
+    assert_equal(expected, got)
 
 
 def test_another_thread_draws_its_own_numbers_while_an_operator_seeds_again() -> None:
@@ -285,5 +263,4 @@ def test_another_thread_draws_its_own_numbers_while_an_operator_seeds_again() ->
         thread.join()
         after = torch.rand(10)
     torch.manual_seed(7)
-    for right, other in zip([torch.rand(10) for _ in range(4)], [*others, after], strict=True):
-        assert torch.equal(right, other)
+    assert_equal([torch.rand(10) for _ in range(4)], [*others, after])

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from harness import checked_session, evicted, one_thread  # noqa: F401
+from harness import assert_equal, assert_trains_in, checked_session, evicted, run_in_threads
 from torch import Tensor, nn
 
 import dtr_alloc
@@ -181,16 +181,7 @@ def test_a_net_with_such_a_function_trains_in_half_of_its_activation_memory() ->
             optimizer.zero_grad()
         return [parameter.detach().clone() for parameter in layers.parameters()]
 
-    expected = train()
-    with checked_session():
-        dtr_alloc.reset_peak_stats()
-        train()
-        peak = dtr_alloc.stats()["peak_allocated_bytes"]
-    gc.collect()
-    with checked_session(peak // 2):
-        got = train()
-        assert dtr_alloc.stats()["rematerializations"] > 0
-    assert all(torch.equal(one, other) for one, other in zip(expected, got, strict=True))
+    assert_trains_in(0.5, train)
 
 
 Table = Callable[[Tensor, Tensor], Tensor]
@@ -313,11 +304,7 @@ def test_a_net_that_reads_tables_trains_to_the_same_bits(share: float) -> None:
 
     def both() -> dict[int, list[Tensor]]:
         out: dict[int, list[Tensor]] = {}
-        threads = [threading.Thread(target=train, args=(seed, out)) for seed in (1, 2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        run_in_threads(partial(train, 1, out), partial(train, 2, out))
         return out
 
     expected = both()
@@ -330,4 +317,4 @@ def test_a_net_that_reads_tables_trains_to_the_same_bits(share: float) -> None:
         got = both()
         assert dtr_alloc.stats()["rematerializations"] > 0
     for seed, weights in expected.items():
-        assert all(torch.equal(a, b) for a, b in zip(weights, got[seed], strict=True))
+        assert_equal(weights, got[seed])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from harness import checked_session, evicted, one_thread  # noqa: F401
+from harness import checked_session, evicted
 from torch import Tensor
 
 import dtr_alloc
@@ -26,6 +26,16 @@ class Setting:
 
 def attribute(owner: Any, name: str, *values: Any) -> Setting:
     return Setting(lambda value: setattr(owner, name, value), lambda: getattr(owner, name), values)
+
+
+def of_backend(name: str, *values: bool) -> Setting:
+    """One of torch._C that is set and got by functions."""
+    return Setting(getattr(torch._C, f"_set_{name}"), getattr(torch._C, f"_get_{name}"), values)
+
+
+def attention(name: str) -> Setting:
+    cuda = torch.backends.cuda
+    return Setting(getattr(cuda, f"enable_{name}"), getattr(cuda, f"{name}_enabled"), (True, False))
 
 
 def flushes() -> bool:
@@ -51,48 +61,21 @@ SETTINGS = {
         (False, True),
     ),
     "fill": attribute(torch.utils.deterministic, "fill_uninitialized_memory", True, False),
-    "cudnn.enabled": Setting(
-        torch._C._set_cudnn_enabled, torch._C._get_cudnn_enabled, (True, False)
-    ),
-    "cudnn.benchmark": Setting(
-        torch._C._set_cudnn_benchmark, torch._C._get_cudnn_benchmark, (False, True)
-    ),
-    "cudnn.deterministic": Setting(
-        torch._C._set_cudnn_deterministic, torch._C._get_cudnn_deterministic, (False, True)
-    ),
-    "cudnn.allow_tf32": Setting(
-        torch._C._set_cudnn_allow_tf32, torch._C._get_cudnn_allow_tf32, (True, False)
-    ),
-    "cuda.matmul.allow_tf32": Setting(
-        torch._C._set_cublas_allow_tf32, torch._C._get_cublas_allow_tf32, (False, True)
-    ),
+    "cudnn.enabled": of_backend("cudnn_enabled", True, False),
+    "cudnn.benchmark": of_backend("cudnn_benchmark", False, True),
+    "cudnn.deterministic": of_backend("cudnn_deterministic", False, True),
+    "cudnn.allow_tf32": of_backend("cudnn_allow_tf32", True, False),
+    "cuda.matmul.allow_tf32": of_backend("cublas_allow_tf32", False, True),
     "mkldnn.matmul.fp32_precision": attribute(
         backends.mkldnn.matmul, "fp32_precision", "none", "bf16"
     ),
     "fp16_reduction": attribute(
         backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", True, False
     ),
-    "mkldnn.enabled": Setting(
-        torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled, (True, False)
-    ),
-    "mkldnn.deterministic": Setting(
-        torch._C._set_mkldnn_deterministic, torch._C._get_mkldnn_deterministic, (False, True)
-    ),
-    "nnpack": Setting(torch._C._set_nnpack_enabled, torch._C._get_nnpack_enabled, (True, False)),
-    "flash_sdp": Setting(
-        backends.cuda.enable_flash_sdp, backends.cuda.flash_sdp_enabled, (True, False)
-    ),
-    "mem_efficient_sdp": Setting(
-        backends.cuda.enable_mem_efficient_sdp,
-        backends.cuda.mem_efficient_sdp_enabled,
-        (True, False),
-    ),
-    "math_sdp": Setting(
-        backends.cuda.enable_math_sdp, backends.cuda.math_sdp_enabled, (True, False)
-    ),
-    "cudnn_sdp": Setting(
-        backends.cuda.enable_cudnn_sdp, backends.cuda.cudnn_sdp_enabled, (True, False)
-    ),
+    "mkldnn.enabled": of_backend("mkldnn_enabled", True, False),
+    "mkldnn.deterministic": of_backend("mkldnn_deterministic", False, True),
+    "nnpack": of_backend("nnpack_enabled", True, False),
+    **{n: attention(n) for n in ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")},
 }
 
 
@@ -196,7 +179,6 @@ def test_on_this_processor_some_bits_depend_on_them(change: Callable[[str, int],
 def test_operators_of_other_threads_wait_while_a_recomputation_has_the_process_settings(
     change: Callable[[str, int], None],
 ) -> None:
-    """They run under the job's settings, whatever a recomputation needs meanwhile."""
     inside, go_on = threading.Event(), threading.Event()
     runs = 0
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from harness import MIB, checked_session, evicted, one_thread  # noqa: F401
+from harness import MIB, assert_equal, assert_trains_in, checked_session, evicted
 from torch import Tensor, nn
 
 import dtr_alloc
@@ -85,7 +86,6 @@ GIVES: dict[str, Callable[[Tensor], Tensor]] = {
 def test_results_of_sparse_operators_are_computed_again(
     make: Callable[[Tensor], Tensor], gives: str
 ) -> None:
-    """From what the sparse arguments were made of, which comes back first."""
     expected = GIVES[gives](make(values()))
     with checked_session(debug="tiny:0"):
         held = values()
@@ -96,8 +96,7 @@ def test_results_of_sparse_operators_are_computed_again(
         assert not dtr_alloc.is_resident(held)
         assert result.layout == expected.layout
         assert not result.is_sparse or result.is_coalesced() == expected.is_coalesced()
-        for got, wanted in zip(parts(result), parts(expected), strict=True):
-            assert torch.equal(got, wanted)
+        assert_equal(parts(result), parts(expected))
 
 
 @pytest.mark.parametrize("log", [None, "log"])
@@ -130,7 +129,6 @@ def test_evicted_values_of_a_sparse_tensor_come_back(
 
 
 def test_a_sparse_tensor_that_is_overwritten_is_a_new_version() -> None:
-    """What was computed from its values before comes back from the old ones."""
     with checked_session():
         held = values()
         sparse = coo(held)
@@ -202,17 +200,8 @@ def train(bag: bool, optimizer: str) -> list[Tensor]:
 @pytest.mark.parametrize("bag", [True, False])
 def test_embeddings_with_sparse_gradients_train_under_swap(bag: bool, optimizer: str) -> None:
     """Values and indices of the gradients went to host memory, and were read there."""
-    expected = train(bag, optimizer)
-    with checked_session():
-        dtr_alloc.reset_peak_stats()
-        train(bag, optimizer)
-        peak = dtr_alloc.stats()["peak_allocated_bytes"]
-    swapped = dtr_alloc.stats()["swaps"]
-    with dtr_alloc.session(budget=int(0.9 * peak), device="cpu", swap=64 * MIB):
-        got = train(bag, optimizer)
-        dtr_alloc.check_invariants()
-    assert dtr_alloc.stats()["swaps"] > swapped
-    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    found = assert_trains_in(0.9, partial(train, bag, optimizer), swap=64 * MIB)
+    assert found["swaps"] > 0
 
 
 def convolve() -> list[Tensor]:
@@ -235,13 +224,4 @@ def convolve() -> list[Tensor]:
 
 
 def test_a_network_over_a_sparse_graph_trains_under_a_budget() -> None:
-    expected = convolve()
-    with checked_session():
-        dtr_alloc.reset_peak_stats()
-        convolve()
-        peak = dtr_alloc.stats()["peak_allocated_bytes"]
-    evictions = dtr_alloc.stats()["evictions"]
-    with checked_session(int(0.7 * peak)):
-        got = convolve()
-    assert dtr_alloc.stats()["evictions"] > evictions
-    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert_trains_in(0.7, convolve)

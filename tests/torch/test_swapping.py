@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from harness import MIB, one_thread  # noqa: F401
+from harness import MIB, assert_equal, checked_session, evicted
 from torch import Tensor, nn
 
 import dtr_alloc
@@ -39,17 +39,13 @@ def test_a_job_larger_than_the_budget_trains_with_the_same_bits() -> None:
         dtr_alloc.session(budget=BUDGET, device="cpu"),
     ):
         train()
-    dtr_alloc.enable(budget=BUDGET, device="cpu", swap="1GiB")
-    try:
+    with checked_session(BUDGET, swap="1GiB"):
         got = train()
         stats = dtr_alloc.stats()
-        dtr_alloc.check_invariants()
-    finally:
-        dtr_alloc.disable()
     assert stats["peak_reserved_bytes"] <= BUDGET
     assert stats["swapped_out_bytes"] > 0
     assert stats["host_bytes"] > 0
-    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert_equal(expected, got)
 
 
 def test_what_is_dear_to_compute_is_swapped_instead() -> None:
@@ -67,38 +63,28 @@ def test_what_is_dear_to_compute_is_swapped_instead() -> None:
     heuristic = "c=ancestors,m=size,s=1"
     for swap, runs_again in (("off", True), ("64MiB", False)):
         with dtr_alloc.session(budget="64MiB", device="cpu", swap=swap, heuristic=heuristic):
-            before = dtr_alloc.stats()
             job()
-            after = dtr_alloc.stats()
-        assert (after["rematerializations"] > before["rematerializations"]) == runs_again
-        assert (after["swaps"] > before["swaps"]) != runs_again
+            found = dtr_alloc.stats()
+        assert (found["rematerializations"] > 0) == runs_again
+        assert (found["swaps"] > 0) != runs_again
 
 
 def test_evicting_and_reading_a_parameter_by_hand() -> None:
-    """Swapped tensors are like evicted ones to those who read them."""
-    dtr_alloc.enable(budget="unlimited", device="cpu", swap="64MiB")
-    try:
+    with checked_session(swap="64MiB"):
         weight = nn.Parameter(torch.arange(4096.0))
         assert weight.sum().item() == 4095 * 4096 / 2
-        assert dtr_alloc.evict(weight)
-        assert not dtr_alloc.is_resident(weight)
-        assert weight.tolist()[4095] == 4095
-        assert dtr_alloc.evict(weight)
-        assert weight.detach().numpy()[4095] == 4095
+        assert evicted(weight).tolist()[4095] == 4095
+        assert evicted(weight).detach().numpy()[4095] == 4095
         assert not dtr_alloc.evict(weight), "its address was given away"
-    finally:
-        dtr_alloc.disable()
 
 
 def test_verify_names_the_operator_that_does_not_repeat_itself(
     monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Its result differs; a good operator's does not."""
     monkeypatch.setenv("DTR_ALLOC_DEBUG", "verify:1")
     runs = [0.0]
 
     def faulty(x: Tensor) -> Tensor:
-        """A kernel that gives something else each time."""
         runs[0] += 1
         return torch.full_like(x, runs[0])
 

@@ -26,33 +26,26 @@ class Prefetcher(threading.Thread):
 
     def __init__(self, body: Body) -> None:
         super().__init__()
-        self.body = body
-
-    def run(self) -> None:
-        self.body()
+        self.run = body
 
 
-def by_target(body: Body) -> None:
-    threading.Thread(target=body).start()
+def begin_by_c(body: Body) -> None:
+    """On a thread that C began, of which Python's modules know nothing."""
+    kept = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: body())
+    thread = ctypes.c_ulong()
+    libc = ctypes.CDLL(None)
+    assert libc.pthread_create(ctypes.byref(thread), None, kept, None) == 0
+    libc.pthread_join(thread, None)
 
 
-def by_subclass(body: Body) -> None:
-    Prefetcher(body).start()
-
-
-def by_timer(body: Body) -> None:
-    threading.Timer(0, body).start()
-
-
-def by_thread_module(body: Body) -> None:
-    _thread.start_new_thread(body, ())
-
-
-def by_executor(body: Body) -> None:
-    ThreadPoolExecutor(1).submit(body).result()
-
-
-BEGINNINGS = [by_target, by_subclass, by_timer, by_thread_module, by_executor]
+BEGINNINGS: dict[str, Callable[[Body], object]] = {
+    "target": lambda body: threading.Thread(target=body).start(),
+    "subclass": lambda body: Prefetcher(body).start(),
+    "timer": lambda body: threading.Timer(0, body).start(),
+    "module _thread": lambda body: _thread.start_new_thread(body, ()),
+    "executor": lambda body: ThreadPoolExecutor(1).submit(body).result(),
+    "C, once it has allocated": begin_by_c,
+}
 
 
 def run_and_wait(begin: Callable[[Body], None], work: Body) -> None:
@@ -73,17 +66,22 @@ def doubled() -> tuple[Tensor, Tensor]:
     return buffer, buffer * 2
 
 
+def overwrite_on(begin: Callable[[Body], object]) -> int:
+    """What another thread overwrites is computed from what it was. Returns how many writes were
+    noticed that no operator was seen to make."""
+    buffer, result = doubled()
+    run_and_wait(begin, lambda: buffer.copy_(torch.full((1000,), 7.0)))
+    evicted(result)
+    dtr_alloc.materialize(result)
+    assert (result == 2).all()
+    assert (buffer == 7).all()
+    return int(dtr_alloc.stats()["unseen_writes"])
+
+
 @pytest.mark.parametrize("begin", BEGINNINGS)
-def test_what_another_thread_overwrites_is_computed_from_what_it_was(begin):
+def test_operators_of_another_thread_are_recorded(begin):
     with checked_session():
-        before = dtr_alloc.stats()["unseen_writes"]
-        buffer, result = doubled()
-        run_and_wait(begin, lambda: buffer.copy_(torch.full((1000,), 7.0)))
-        evicted(result)
-        dtr_alloc.materialize(result)
-        assert (result == 2).all()
-        assert (buffer == 7).all()
-        assert dtr_alloc.stats()["unseen_writes"] == before
+        assert overwrite_on(BEGINNINGS[begin]) == 0
 
 
 @pytest.fixture
@@ -112,13 +110,7 @@ def older() -> Iterator[Callable[[Body], None]]:
 
 def test_a_thread_that_is_older_than_the_session(older):
     with checked_session():
-        buffer, result = doubled()
-        before = dtr_alloc.stats()["unseen_writes"]
-        run_and_wait(older, lambda: buffer.fill_(7))
-        evicted(result)
-        dtr_alloc.materialize(result)
-        assert (result == 2).all()
-        assert dtr_alloc.stats()["unseen_writes"] == before
+        assert overwrite_on(older) == 0
 
 
 def test_a_debugger_keeps_its_trace_function(older):
@@ -131,37 +123,9 @@ def test_a_debugger_keeps_its_trace_function(older):
     try:
         with checked_session():
             assert sys.gettrace() is debugger
-            buffer, result = doubled()
-            run_and_wait(older, lambda: buffer.fill_(7))
-            evicted(result)
-            dtr_alloc.materialize(result)
-            assert (result == 2).all()
+            overwrite_on(older)
     finally:
         sys.settrace(None)
-
-
-def begin_by_c(body: Body) -> None:
-    """On a thread that C began, of which Python's modules know nothing."""
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-    begin_by_c.kept = kind(lambda _: body())  # type: ignore[attr-defined]
-    thread = ctypes.c_ulong()
-    libc = ctypes.CDLL(None)
-    assert libc.pthread_create(ctypes.byref(thread), None, begin_by_c.kept, None) == 0  # type: ignore[attr-defined]
-    libc.pthread_join(thread, None)
-
-
-def test_a_thread_of_c_is_recorded_once_it_has_allocated():
-    def work() -> None:
-        seven = torch.empty(1000).fill_(7)
-        buffer.copy_(seven)
-
-    with checked_session():
-        buffer, result = doubled()
-        begin_by_c(work)
-        evicted(result)
-        dtr_alloc.materialize(result)
-        assert (result == 2).all()
-        assert (buffer == 7).all()
 
 
 def test_what_a_thread_of_c_writes_before_is_noticed():
