@@ -3,7 +3,7 @@
 Hypothesis prints a failing run as a list of rule calls; keep it as a named test below.
 """
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import ClassVar
 
 from hypothesis import HealthCheck, settings
@@ -61,10 +61,26 @@ class PoolAgainstModel(RuleBasedStateMachine):
     def victim(self, index: int) -> int:
         return sorted(self.live)[index % len(self.live)]
 
-    def certainly_fits(self, extra: int) -> bool:
+    def certainly_fits(self, *extra: int, budget: int | None = None) -> bool:
         """Even if every block had its edges alone in their chunks."""
-        sizes = [*self.sizes(), extra]
-        return sum(size // self.chunk + 2 for size in sizes) <= self.budget
+        sizes = [*self.sizes(), *extra]
+        return sum(size // self.chunk + 2 for size in sizes) <= (budget or self.budget)
+
+    @contextmanager
+    def may_fail(self, may_lack_memory: bool | None = None):
+        """Around a call that may meet the prepared failure. Whether memory may be short, too; None:
+        the call never says that it is."""
+        try:
+            yield
+        except OutOfMemory:
+            if may_lack_memory is None:
+                raise
+            assert self.armed or may_lack_memory
+        except DriverFailed:
+            assert self.armed
+        else:
+            return
+        self.disarm()
 
     def room(self, size, stream):
         if not self.live:
@@ -111,30 +127,17 @@ class PoolAgainstModel(RuleBasedStateMachine):
     @rule(size=SIZES, stream=st.sampled_from(STREAMS))
     def allocate(self, size, stream):
         size = size if isinstance(size, int) else int(size * self.chunk)
-        fits = self.certainly_fits(size)
-        try:
-            address = self.pool.allocate(size, stream)
-        except OutOfMemory:
-            assert self.armed or not fits
-            self.disarm()
-            return
-        except DriverFailed:
-            assert self.armed
-            self.disarm()
-            return
-        self.took(address, size, stream, None)
+        with self.may_fail(may_lack_memory=not self.certainly_fits(size)):
+            self.took(self.pool.allocate(size, stream), size, stream, None)
 
     @rule(size=SIZES, eighths=st.integers(0, 40 * 8), stream=st.sampled_from(STREAMS))
     def allocate_at(self, size, eighths, stream):
         """What is in the way is named, or the block begins where it was asked for."""
         size = size if isinstance(size, int) else int(size * self.chunk)
         at = self.base + eighths * self.chunk // 8
-        try:
+        named, address, count = [], 0, 0
+        with self.may_fail():
             address, named, count = self.pool.try_at(size, at, stream, capacity=100)
-        except DriverFailed:
-            assert self.armed
-            self.disarm()
-            return
         in_the_way = [
             other
             for other in sorted(self.live)
@@ -152,27 +155,16 @@ class PoolAgainstModel(RuleBasedStateMachine):
     @precondition(lambda self: len(self.arenas) < 2)
     @rule()
     def open_arena(self):
-        try:
+        with self.may_fail():
             self.arenas.append(self.pool.arena_open())
-        except DriverFailed:
-            assert self.armed
-            self.disarm()
 
     @precondition(lambda self: self.arenas)
     @rule(index=st.integers(0, 1), size=SIZES, stream=st.sampled_from(STREAMS))
     def allocate_in_an_arena(self, index, size, stream):
         size = size if isinstance(size, int) else int(size * self.chunk)
         arena = self.arenas[index % len(self.arenas)]
-        try:
-            address = self.pool.arena_allocate(arena, size, stream)
-        except OutOfMemory:
-            self.disarm()
-            return
-        except DriverFailed:
-            assert self.armed
-            self.disarm()
-            return
-        self.took(address, size, stream, arena)
+        with self.may_fail(may_lack_memory=True):
+            self.took(self.pool.arena_allocate(arena, size, stream), size, stream, arena)
 
     @precondition(lambda self: self.arenas)
     @rule(index=st.integers(0, 1))
@@ -187,29 +179,21 @@ class PoolAgainstModel(RuleBasedStateMachine):
         address = self.victim(index)
         size, _, content = self.live[address]
         assert read(address, size) == {content}
-        try:
+        with self.may_fail():
             self.pool.free(address)
-        except DriverFailed:
-            assert self.armed
-            self.disarm()
-            return  # the block is still ours
-        self.forget(address)
+            self.forget(address)  # else the block is still ours
 
     @precondition(lambda self: self.live)
     @rule(index=st.integers(0, 1000), stream=st.sampled_from(STREAMS))
     def use_on_another_stream(self, index, stream):
         address = self.victim(index)
-        try:
+        with self.may_fail():
             self.pool.record_stream(address, stream)
-        except DriverFailed:
-            assert self.armed
-            self.disarm()
-            return
-        if self.fake:
-            # The user's own synchronization: the block's work so far is done.
-            self.fake.hold(0)
-            self.fake.hold(self.hold)
-            self.fake.launch(stream, address, self.live[address][0])
+            if self.fake:
+                # The user's own synchronization: the block's work so far is done.
+                self.fake.hold(0)
+                self.fake.hold(self.hold)
+                self.fake.launch(stream, address, self.live[address][0])
 
     @precondition(lambda self: self.live)
     @rule(index=st.integers(0, 1000), part=st.floats(0, 1, exclude_max=True))
@@ -225,18 +209,9 @@ class PoolAgainstModel(RuleBasedStateMachine):
 
     @rule(chunks=st.integers(1, 24))
     def set_budget(self, chunks):
-        try:
+        with self.may_fail(may_lack_memory=not self.certainly_fits(budget=chunks)):
             self.pool.set_budget(chunks * self.chunk)
             self.budget = chunks
-        except OutOfMemory:
-            assert self.armed or not self.certainly_fits_in(chunks)
-            self.disarm()
-        except DriverFailed:
-            assert self.armed
-            self.disarm()
-
-    def certainly_fits_in(self, chunks: int) -> bool:
-        return sum(size // self.chunk + 2 for size in self.sizes()) <= chunks
 
     def sizes(self) -> list[int]:
         """Of all memory that cannot be taken elsewhere."""
@@ -245,11 +220,8 @@ class PoolAgainstModel(RuleBasedStateMachine):
 
     @rule()
     def trim(self):
-        try:
+        with self.may_fail():
             self.pool.trim()
-        except DriverFailed:
-            assert self.armed
-            self.disarm()
 
     @precondition(lambda self: self.fake)
     @rule(n=st.integers(1, 12), error=st.sampled_from([UNKNOWN, OUT_OF_MEMORY]))

@@ -29,6 +29,11 @@ INDEX = st.integers(0, 99)
 SIZE = st.sampled_from([2, 3, 4, 2, 3, 1, 0])  # tiny ones are constants, and seldom
 
 
+def rule_of_tensors(**strategies):
+    """A rule that needs a tensor."""
+    return lambda action: precondition(lambda self: self.tensors)(rule(**strategies)(action))
+
+
 class FailingToy(Toy):
     """The toy whose recomputations can be made to fail, half way through their writes."""
 
@@ -118,12 +123,9 @@ class EngineAgainstModel(RuleBasedStateMachine):
     def make_a_constant(self, size):
         with self.may_fail():
             tensor = self.toy.unseen(self.sizes[size], seed=self.parameter())
-            tensor.store.pins, tensor.store.escaped = 0, False
-            tensor.store.given_away = False
             self.tensors.append(tensor)
 
-    @precondition(lambda self: self.tensors)
-    @rule(
+    @rule_of_tensors(
         inputs=st.lists(INDEX, max_size=3),
         results=st.lists(SIZE, min_size=1, max_size=3),
         recomputable=st.integers(0, 7).map(lambda n: n < 7),
@@ -132,8 +134,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         arguments = [self.pick(i) for i in inputs]
         self.call("compute", arguments, results, recomputable)
 
-    @precondition(lambda self: self.tensors)
-    @rule(index=INDEX, length=st.integers(2, 8), size=SIZE, in_place=st.booleans())
+    @rule_of_tensors(index=INDEX, length=st.integers(2, 8), size=SIZE, in_place=st.booleans())
     def compute_a_chain(self, index, length, size, in_place):
         """Only the last result stays; what came before must be computed again for it."""
         for i in range(length):
@@ -144,8 +145,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             if i > 0:
                 self.tensors.pop(-2).release()
 
-    @precondition(lambda self: self.tensors)
-    @rule(
+    @rule_of_tensors(
         outputs=st.lists(INDEX, min_size=1, max_size=2),
         inputs=st.lists(INDEX, max_size=2),
         results=st.lists(SIZE, max_size=1),
@@ -157,15 +157,13 @@ class EngineAgainstModel(RuleBasedStateMachine):
         arguments += [self.pick(i) for i in inputs]
         self.call("overwrite", arguments, results, recomputable)
 
-    @precondition(lambda self: self.tensors)
-    @rule(tensor=INDEX, inputs=st.lists(INDEX, max_size=2))
+    @rule_of_tensors(tensor=INDEX, inputs=st.lists(INDEX, max_size=2))
     def fill(self, tensor, inputs):
         arguments = [(self.pick(tensor), WRITE_ONLY)]
         arguments += [self.pick(i) for i in inputs]
         self.call("fill", arguments, [], True)
 
-    @precondition(lambda self: self.tensors)
-    @rule(
+    @rule_of_tensors(
         index=INDEX,
         inputs=st.lists(INDEX, min_size=1, max_size=4),
         uses=st.lists(st.sampled_from([WRITE_ONLY] * 4 + [MUTATE]), min_size=4, max_size=4),
@@ -186,8 +184,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             finally:
                 part.release()
 
-    @precondition(lambda self: self.tensors)
-    @rule(hidden=INDEX, inputs=st.lists(INDEX, min_size=1, max_size=2), size=SIZE)
+    @rule_of_tensors(hidden=INDEX, inputs=st.lists(INDEX, min_size=1, max_size=2), size=SIZE)
     def normalize(self, hidden, inputs, size):
         hidden = self.pick(hidden)
         inputs = [self.pick(i) for i in inputs]
@@ -196,16 +193,14 @@ class EngineAgainstModel(RuleBasedStateMachine):
             return
         self.call("normalize", [*inputs, (hidden, SCRATCH)], [size], True)
 
-    @precondition(lambda self: self.tensors)
-    @rule(weight=INDEX, inputs=st.lists(INDEX, max_size=2), size=SIZE)
+    @rule_of_tensors(weight=INDEX, inputs=st.lists(INDEX, max_size=2), size=SIZE)
     def use_a_parameter(self, weight, inputs, size):
         weight = self.pick(weight)
         arguments = [(weight, CONSTANT), *(self.pick(i) for i in inputs)]
         if self.call("layer", arguments, [size], True):
             weight.store.escaped = True  # as constant as what escaped
 
-    @precondition(lambda self: self.tensors)
-    @rule(weight=INDEX, gradient=INDEX)
+    @rule_of_tensors(weight=INDEX, gradient=INDEX)
     def update_a_parameter(self, weight, gradient):
         weight = self.pick(weight)
         arguments = [(weight, MUTATE | CONSTANT), self.pick(gradient)]
@@ -222,14 +217,11 @@ class EngineAgainstModel(RuleBasedStateMachine):
                 parameter=self.parameter(),
                 recomputable=recomputable,
             ):
-                tensor.store.pins, tensor.store.escaped = 0, False
-                tensor.store.given_away = False
                 self.tensors.append(tensor)
             return True
         return False
 
-    @precondition(lambda self: self.tensors)
-    @rule(tensor=INDEX, inputs=st.lists(INDEX, max_size=2), size=SIZE)
+    @rule_of_tensors(tensor=INDEX, inputs=st.lists(INDEX, max_size=2), size=SIZE)
     def fail_in_an_operator(self, tensor, inputs, size):
         target = self.pick(tensor)
         arguments = [(target, MUTATE), *(self.pick(i) for i in inputs)]
@@ -260,16 +252,14 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     # ---- tensors ----
 
-    @precondition(lambda self: self.tensors)
-    @rule(index=INDEX, start=st.floats(0, 1), end=st.floats(0, 1))
+    @rule_of_tensors(index=INDEX, start=st.floats(0, 1), end=st.floats(0, 1))
     def look_at_a_part(self, index, start, end):
         base = self.pick(index)
         grains = base.store.words // self.grain
         start, end = sorted((int(start * (grains - 1)), int(end * (grains - 1))))
         self.tensors.append(self.toy.view(base, start * self.grain, (end - start + 1) * self.grain))
 
-    @precondition(lambda self: self.tensors)
-    @rule(index=INDEX)
+    @rule_of_tensors(index=INDEX)
     def release(self, index):
         tensor = self.tensors.pop(index % len(self.tensors))
         if self.armed:
@@ -278,8 +268,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             with self.toy.no_failed_call():
                 tensor.release()
 
-    @precondition(lambda self: self.tensors)
-    @rule(index=INDEX)
+    @rule_of_tensors(index=INDEX)
     def evict(self, index):
         tensor = self.pick(index)
         was_resident = not tensor.evicted
@@ -287,8 +276,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             assert was_resident
             assert tensor.evicted
 
-    @precondition(lambda self: self.tensors)
-    @rule(index=INDEX)
+    @rule_of_tensors(index=INDEX)
     def move(self, index):
         tensor = self.pick(index)
         before = tensor.data
@@ -311,8 +299,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         with self.may_fail():
             self.toy.compact()
 
-    @precondition(lambda self: self.tensors)
-    @rule(index=INDEX)
+    @rule_of_tensors(index=INDEX)
     def materialize(self, index):
         tensor = self.pick(index)
         with self.may_fail():
@@ -327,8 +314,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             self.toy.materialize_all()
             assert not any(tensor.evicted for tensor in self.tensors)
 
-    @precondition(lambda self: self.tensors)
-    @rule(index=INDEX, escaped=st.integers(0, 4).map(lambda n: n == 4))
+    @rule_of_tensors(index=INDEX, escaped=st.integers(0, 4).map(lambda n: n == 4))
     def pin(self, index, escaped):
         tensor = self.pick(index)
         with self.may_fail():
@@ -339,15 +325,13 @@ class EngineAgainstModel(RuleBasedStateMachine):
             else:
                 tensor.store.pins += 1
 
-    @precondition(lambda self: self.tensors)
-    @rule(index=INDEX)
+    @rule_of_tensors(index=INDEX)
     def unpin(self, index):
         store = self.pick(index).store
         assert self.toy.unpin(self.pick(index)) == (store.pins > 0)
         store.pins = max(store.pins - 1, 0)
 
-    @precondition(lambda self: self.tensors)
-    @rule(index=INDEX)
+    @rule_of_tensors(index=INDEX)
     def replace_memory(self, index):
         """Behind the recorder's back: what depends on the old content still gets it."""
         tensor = self.pick(index)

@@ -44,7 +44,11 @@ def engine_options(heuristic: str | heuristics.Heuristic, **options: Any) -> Any
 
 
 class Store:
-    """One storage: how many words it has, and what they should be."""
+    """One storage: how many words it has, what they should be, and who holds it."""
+
+    pins = 0
+    escaped = False
+    given_away = False
 
     def __init__(self, words: int, expected: bytes):
         self.words = words
