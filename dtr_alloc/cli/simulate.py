@@ -6,7 +6,6 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -114,39 +113,6 @@ from dtr_alloc.simulation.executors import RunsFailed, cores
 )
 @workers_options("one a core")
 def command(
-    logs: tuple[str, ...],
-    budgets: tuple[str, ...],
-    heuristics: tuple[str, ...],
-    deallocs: tuple[str, ...],
-    seeds: tuple[str, ...],
-    json_path: str | None,
-    plot_path: str | None,
-    **options: Any,
-) -> None:
-    """Runs op LOGs, each with every budget, heuristic, policy and seed, and shows the cost.
-
-    A log was written by DTR_ALLOC_LOG, or is one of the DTR paper's; it may be compressed. An
-    option that takes a LIST may be repeated. Running out of memory and thrashing are results, not
-    failures.
-
-    \b
-    Examples:
-      dtr-alloc simulate job.log.xz --budget 0.3..0.9 --heuristic marginal,dtr-full
-      dtr-alloc simulate job.log.xz --space heap --json - --thrash 4
-    """
-    _run(
-        logs=logs,
-        budgets=budgets,
-        heuristics=heuristics,
-        deallocs=deallocs,
-        seeds=seeds,
-        json_path=json_path,
-        plot_path=plot_path,
-        **options,
-    )
-
-
-def _run(
     *,
     logs: Sequence[str],
     budgets: Sequence[str],
@@ -167,9 +133,17 @@ def _run(
     executor: str,
     jobs: int | None,
 ) -> None:
-    """Makes a study and shows it. Raises click.UsageError for options that are wrong, and
-    InputError for logs that are: then nothing was written; and what failed() says of runs that
-    failed, with all others written and shown."""
+    """Runs op LOGs, each with every budget, heuristic, policy and seed, and shows the cost.
+
+    A log was written by DTR_ALLOC_LOG, or is one of the DTR paper's; it may be compressed. An
+    option that takes a LIST may be repeated. Running out of memory and thrashing are results, not
+    failures.
+
+    \b
+    Examples:
+      dtr-alloc simulate job.log.xz --budget 0.3..0.9 --heuristic marginal,dtr-full
+      dtr-alloc simulate job.log.xz --space heap --json - --thrash 4
+    """
     programs = compiled(logs)
     semantics = semantics or _semantics_of(programs)
     if space != "bytes" and semantics != "runtime":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from dtr_alloc.fragment.holes import Holes
+from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.traces.trace import Kind, Trace
 
 BASE = 0x7F0000000000
@@ -29,7 +29,7 @@ class Arena:
         self.trace = Trace(meta)
         self.unit = unit
         self.now_ns = 0
-        self._holes = Holes()
+        self._holes = Ranges()
         self._sizes: dict[int, int] = {}
         self._holes.add(BASE, BASE + budget_bytes)
         self.note(Kind.BUDGET, size=budget_bytes)
@@ -51,10 +51,10 @@ class Arena:
     def allocate(self, size: int, name: str = "") -> int | None:
         """The address of a block, or None if it fits nowhere."""
         block = -(-size // self.unit) * self.unit
-        address = self._holes.first_fit(block)
+        address = next((begin for begin, end in self._holes if end - begin >= block), None)
         if address is None:
             return None
-        self._holes.take(address, block)
+        self._holes.remove(address, address + block)
         self._sizes[address] = block
         self.note(Kind.ALLOCATE, address, size, name)
         return address

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from dtr_alloc.fragment.models import MODELS, current_name
-from dtr_alloc.output_file import beside
+from dtr_alloc.report import write_text
 from dtr_alloc.simulation import simulate
 
 FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -78,5 +78,4 @@ def write_json(document: object, path: str) -> None:
         json.dump(document, sys.stdout)
         sys.stdout.write("\n")
         return
-    with beside(Path(path)) as part:
-        part.write_text(json.dumps(document) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(document) + "\n")

@@ -6,7 +6,6 @@ import importlib.util
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -51,18 +50,7 @@ from dtr_alloc.traces.trace import TraceError
 @click.option("--maps", is_flag=True, help="Also draw the heap of each model.")
 @click.option("--by-time", is_flag=True, help="Draw over the time instead of the events.")
 @truncated_option
-def command(**options: Any) -> None:
-    """Shows for each TRACE (or file that `import` reads) the memory that was needed, reserved and
-    lost. docs/guides/fragmentation-study.md explains every number and picture.
-
-    \b
-    Example:
-      dtr-alloc fragment report job.trace --page job.html
-    """
-    _run(**options)
-
-
-def _run(
+def command(
     *,
     traces: Sequence[Path],
     out: Path | None,
@@ -75,9 +63,13 @@ def _run(
     by_time: bool,
     allow_truncated: bool,
 ) -> None:
-    """Prints tables, and writes JSON and pictures where they are asked for. Raises
-    click.UsageError and InputError before it writes anything, and click.ClickException where it
-    cannot."""
+    """Shows for each TRACE (or file that `import` reads) the memory that was needed, reserved and
+    lost. docs/guides/fragmentation-study.md explains every number and picture.
+
+    \b
+    Example:
+      dtr-alloc fragment report job.trace --page job.html
+    """
     drawing = "--page" if out is None else "--out"
     if (out or page) and not all(map(importlib.util.find_spec, ("matplotlib", "numpy"))):
         raise click.UsageError(

@@ -60,17 +60,7 @@ VERSION = 1
 @click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
 @workers_options("1, so that a run is timed alone")
 @truncated_option
-def command(**options: Any) -> None:
-    """Runs models of allocators on the allocations of TRACE (or a file that `import` reads).
-
-    \b
-    Example:
-      dtr-alloc fragment run job.trace --model pytorch,first-fit --budget 8GiB
-    """
-    _run(**options)
-
-
-def _run(
+def command(
     *,
     source: Path,
     models: Sequence[str],
@@ -84,9 +74,12 @@ def _run(
     jobs: int | None,
     allow_truncated: bool,
 ) -> None:
-    """Prints a table, and writes JSON where it is asked for. Raises click.UsageError and
-    InputError before it writes anything, and what failed() says of runs that failed, with all
-    others written and shown."""
+    """Runs models of allocators on the allocations of TRACE (or a file that `import` reads).
+
+    \b
+    Example:
+      dtr-alloc fragment run job.trace --model pytorch,first-fit --budget 8GiB
+    """
     chosen = models_of(models)
     if compare:
         chosen = [name for name in chosen if MODELS[name][0] == MODELS["pytorch"][0]]
