@@ -30,15 +30,15 @@ from dtr_alloc.bounded import shown
 from dtr_alloc.heuristics import Heuristic
 
 UNLIMITED_BYTES = 2**64 - 1
-"""What the C header calls "no limit"."""
+"""The C header's "no limit"."""
 
 DEVICES = ("auto", "cuda", "cpu")
 RANKS = ("agree", "off")
 TINY_BYTES = 64
 """DTR_TINY_BYTES of the C header."""
 HISTORY_OPS = 262144
-"""The most operator records that are kept before the oldest settle: their results become resident
-and forget how they were computed."""
+"""The largest number of operator records. Beyond it the oldest settle: their results become
+resident constants."""
 
 PREFIX = "DTR_ALLOC_"
 _ARGUMENT = "the argument "
@@ -48,10 +48,10 @@ OTHER_VARIABLES = {
     "DTR_ALLOC_CACHE": "the folder in which the compiled torch bridge is kept",
     "DTR_ALLOC_BUILD": "how the core is compiled, read by native/build_core.py",
 }
-"""Known variables that are not fields of Config, and what they are."""
+"""Known variables that are not fields of Config, with their meanings."""
 
 WITHOUT_VARIABLE = ("log_steps",)
-"""Settings that only a call, the command line or a file gives."""
+"""Settings without a variable: for calls, the command line and files."""
 
 _UNITS = {
     "b": 1,
@@ -99,7 +99,7 @@ DEBUG_FORMS = (
 
 
 class ConfigError(ValueError):
-    """A setting is wrong. The message names where it stands, its value and what is allowed."""
+    """A setting is wrong. The message names its source, its value and the allowed values."""
 
     def __init__(self, source: str, value: object, allowed: str) -> None:
         super().__init__(f"{source} is {shown(value, text=5000)}; allowed: {allowed}")
@@ -116,11 +116,11 @@ class ConfigError(ValueError):
 
 
 def parse_size(value: object) -> int:
-    """The bytes that a size means: an int, or text such as ``8GiB``, ``8G`` (the same), ``1.5GB``
+    """A size in bytes, from an int, or text such as ``8GiB``, ``8G`` (the same), ``1.5GB``
     (decimal) or ``8e9``.
 
-    Parts of a byte are cut off. Raises ValueError for anything else, for a number without a
-    unit that is not whole, and for what does not fit in 64 bits.
+    Fractions of a byte are cut off. Raises ValueError for anything else, for a fraction without a
+    unit, and for sizes beyond 64 bits.
     """
     if isinstance(value, float) and value.is_integer() and value > 1:
         value = int(value)
@@ -157,13 +157,13 @@ def format_size(size_bytes: int) -> str:
 
 
 def error_size(size_bytes: int) -> str:
-    """The same for errors, with the bytes."""
+    """A size for error messages, with the number of bytes."""
     return f"{format_size(size_bytes)} ({size_bytes} bytes)"
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How much memory a job may have: a number of bytes, a share of the device, or no limit.
+    """The memory that a job may have: a number of bytes, a share of the device, or no limit.
 
     Attributes:
         size_bytes: the bytes, or None.
@@ -280,20 +280,21 @@ def _parts(value: object, parsers: Mapping[str, Callable[[str], Any] | None]) ->
 
 @dataclass(frozen=True)
 class PoolOptions:
-    """How the heap of a process is made. Fixed when it gets one; a default goes with any."""
+    """The heap of a process. Its options are fixed once it exists; later sessions may leave them at
+    their defaults."""
 
     chunk: int = 0
-    """The unit, in bytes, in which the heap gets memory from the driver and gives it back: a
-    multiple of the driver's own (2 MiB on CUDA); 0 (written ``auto``): the driver's default."""
+    """The unit of memory from the driver, in bytes: a multiple of the driver's own (2 MiB on CUDA);
+    0 (written ``auto``): the driver's default."""
 
     keep: int = UNLIMITED_BYTES
-    """How much free memory stays with the process, in bytes, when more gets free: the rest goes
-    back to the driver. 2**64 - 1 (written ``all``): all of it."""
+    """The free memory that stays with the process, in bytes; more goes back to the driver.
+    2**64 - 1 (written ``all``): all of it."""
 
     fixed: bool = False
-    """Whether the heap has no more addresses than the budget has bytes, as one piece of memory that
-    was allocated at once would have. Without it free memory is mapped to where a tensor needs it;
-    with it a tensor needs a hole of its size. To measure what fragmentation costs."""
+    """Whether the heap has only as many addresses as the budget has bytes, like one allocation of
+    that size. A tensor then needs a hole of its size. Otherwise free memory is mapped to where it
+    is needed. Use it to measure the cost of fragmentation."""
 
     @classmethod
     def parse(cls, value: object) -> PoolOptions:
@@ -319,32 +320,32 @@ class PoolOptions:
 
 @dataclass(frozen=True)
 class Debug:
-    """Checks that cost time, to find faults of a job's operators or of ours."""
+    """Checks that take time, to find faults of a job's operators or of dtr_alloc."""
 
     poison: bool = False
-    """Freed memory is filled with 0xFF bytes, which floats read as NaN: finds reads of memory that
-    is gone. Fixed when the process gets its heap."""
+    """Freed memory is filled with 0xFF bytes, which floats read as NaN. This finds reads of freed
+    memory. Fixed when the heap is made."""
 
     verify: int = 0
-    """Of every so many evictions of live tensors one keeps a copy, which is compared with the
-    recomputed content: finds operators that do not repeat. 0: none."""
+    """One in so many evictions of live tensors keeps a copy, which is compared with the recomputed
+    content. This finds nondeterministic operators. 0: none."""
 
     contents: bool = False
-    """Each tensor on the CPU is compared, in every byte, with its content after an operator last
-    wrote it, before it is used, evicted or computed from: finds writes that no operator makes.
-    Otherwise a few words of it are."""
+    """Each tensor on the CPU is compared, in every byte, with its content after the last operator
+    that wrote it, before it is used, evicted or computed from. This finds writes without an
+    operator. Otherwise a few words are compared."""
 
     no_moves: bool = False
-    """No tensor is copied to another address of the heap, also where that would make room."""
+    """No tensor is moved within the heap to make room."""
 
     guard: bool = False
-    """Each tensor on the CPU has memory pages of its own, and nobody can touch them once it is
-    evicted or gone: code that kept a pointer ends with a line that says so and SIGSEGV. There is no
-    heap then, so no setting of the pool. Fixed when the process gets its memory."""
+    """Each tensor on the CPU has its own memory pages, which are inaccessible once it is evicted or
+    freed: code that kept a pointer ends with a message and SIGSEGV. There is no heap, so the pool
+    has no settings. Fixed when the heap would be made."""
 
     tiny: int = TINY_BYTES
-    """Storages up to this size, in bytes, are never evicted. ``tiny:0``: the smallest are, too, so
-    that small tests meet everything that eviction can do."""
+    """Storages up to this size, in bytes, are never evicted. With ``tiny:0`` even the smallest are,
+    for tests."""
 
     @classmethod
     def parse(cls, value: object) -> Debug:
@@ -368,73 +369,72 @@ class Debug:
 
 @dataclass(frozen=True)
 class Config:
-    """What a run was asked to do. Values are checked by load_config."""
+    """The settings of a run, checked by load_config."""
 
     budget: Budget = Budget()
-    """The most memory that the job's tensors may have. Unlimited: allocator and recorder are on
-    and nothing is ever evicted, to measure a job."""
+    """The most memory of the job's tensors. With an unlimited budget, allocator and recorder are on
+    and nothing is evicted, to measure a job."""
 
     device: str = "auto"
-    """Whose memory is budgeted: ``cuda``, ``cpu``, or ``auto`` (CUDA if there is a device)."""
+    """The device with the budget: ``cuda``, ``cpu``, or ``auto`` (CUDA if there is a device)."""
 
     heuristic: Heuristic = heuristics.PRESETS[heuristics.DEFAULT]
-    """How the engine chooses what to evict; see dtr_alloc.heuristics."""
+    """The choice of evictions; see dtr_alloc.heuristics."""
 
     costs: Path | None = None
-    """A file with what operators cost, read when the budget comes into force and written when it
-    ends: signatures that it lists keep their cost, so that two runs make the same decisions; others
-    are measured and added. Placeholders as in ``stats``; processes must not share a file."""
+    """A file of operators' costs, read when the session begins and written when it ends. Listed
+    signatures keep their costs, so that two runs make the same decisions; others are measured and
+    added. Placeholders as in ``stats``; processes must not share a file."""
 
     stats: Path | None = None
-    """Where stats() is written as JSON when the process ends, also after an error. ``{pid}`` and
-    ``{rank}`` (the variable RANK, or 0) in the path are filled in."""
+    """A file for stats() as JSON, written when the process ends, also after an error. ``{pid}`` and
+    ``{rank}`` (the variable RANK, or 0) in the path are replaced."""
 
     report: bool | str | Path = False
-    """What is written when the process ends: the figures that matter, to stderr (True); all
-    counters, too (``all``); or a file, with the same placeholders as in ``stats``, which is a page
-    with pictures if its name ends with ``.html``."""
+    """The report when the process ends: figures on stderr (True), all counters with them (``all``),
+    or a file, with the placeholders of ``stats``. A file whose name ends with ``.html`` is a page
+    with pictures."""
 
     progress: bool = False
-    """Whether a line on stderr says how the job goes on: again and again on a terminal, elsewhere
-    once a minute."""
+    """Whether a line on stderr shows progress: continually on a terminal, elsewhere once a
+    minute."""
 
     thrash: float = 4
-    """How many times a step may compute its own operators. A job that is slower says so once, on
-    stderr, with the budget that would do, and ends with torch.OutOfMemoryError if it goes on like
-    that. 0 (written ``off``): it may take as long as it likes."""
+    """The most compute of a step, as a multiple of its own operators' compute. A job beyond it
+    prints one line on stderr, with a larger budget, and ends with torch.OutOfMemoryError if this
+    continues. 0 (written ``off``): no limit."""
 
     ranks: str = "agree"
-    """What happens to other ranks of ``torch.distributed`` when one ends with
-    torch.OutOfMemoryError. ``agree``: they raise it, too, and say which rank it was. ``off``: they
-    wait for it until their process group's timeout."""
+    """The behavior of other ranks of ``torch.distributed`` when one ends with
+    torch.OutOfMemoryError. ``agree``: they raise it as well, and name the rank. ``off``: they wait
+    until the timeout of their process group, and nothing in torch.distributed is replaced."""
 
     trust: tuple[str, ...] = ()
-    """Custom operators that give the same if they run again, and namespaces of such:
+    """Custom operators that repeat bit for bit, or namespaces of such operators:
     ``flash_attn,mylib::gelu``. Others are tried (dtr_alloc/torch/custom_operators.py)."""
 
     swap: int | None = None
-    """The most host memory, in bytes, that tensors may be moved to instead of being recomputed; 0
-    (written ``off``): none are. None (written ``last-resort``): up to the size of the budget, and
-    only such as must be kept because what they were computed from is overwritten, where the job
-    would be out of memory otherwise."""
+    """The most host memory, in bytes, for tensors that are swapped instead of recomputed; 0
+    (written ``off``): none. None (written ``last-resort``): up to the size of the budget, only for
+    tensors whose inputs are overwritten, and only if the job would be out of memory otherwise."""
 
     pool: PoolOptions = PoolOptions()
-    """How the heap is made: ``chunk:2MiB,keep:1GiB``."""
+    """Options of the heap: ``chunk:2MiB,keep:1GiB``."""
 
     debug: Debug = Debug()
-    """Checks that cost time: ``poison,verify:100,contents``."""
+    """Checks that take time: ``poison,verify:100,contents``."""
 
     log: Path | None = None
-    """Where the op log of the job is written (dtr_alloc/oplog), compressed as the suffix says
-    (.gz, .bz2, .xz); the same placeholders. Without a budget it is unlimited."""
+    """A file for the op log of the job (dtr_alloc/oplog), compressed by its suffix (.gz, .bz2,
+    .xz); placeholders as in ``stats``. Without a budget it is unlimited."""
 
     log_steps: Steps = Steps()
-    """Which steps are logged. A step ends when an optimizer's step() returns."""
+    """The steps that are logged. A step ends when an optimizer's step() returns."""
 
     trace: Path | None = None
-    """Where a trace of the allocator is written (docs/reference/trace-format.md); the same
-    placeholders as in ``stats``. Without a budget and a log, only the allocator is on: no recorder,
-    no eviction."""
+    """A file for a trace of the allocator (docs/reference/trace-format.md); placeholders as in
+    ``stats``. Without a budget and a log, only the allocator is on, and nothing is recorded or
+    evicted."""
 
 
 StrPath = str | os.PathLike[str]
@@ -477,7 +477,7 @@ def _count(text: str) -> int:
 
 
 def _times(value: object) -> float:
-    """How many times something may be; 0 for ``off``."""
+    """A factor above 1; 0 for ``off``."""
     if isinstance(value, str) and value.strip().lower() == "off":
         return 0
     if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -496,14 +496,14 @@ def _operators(value: object) -> tuple[str, ...]:
 
 
 def operator_or_namespace(value: object) -> str:
-    """The name of a custom operator, or of a namespace. Raises ValueError for what is none."""
+    """The name of a custom operator, or of a namespace. Raises ValueError."""
     if not isinstance(value, str) or not _OPERATOR.fullmatch(value.strip()):
         raise ValueError("not a name")
     return value.strip()
 
 
 def _size_or(word: str, means: int, least: int = 0) -> Callable[[object], int]:
-    """A size, or the word that stands for one."""
+    """Parses a size, or a word with the meaning of a size."""
 
     def parse(value: object) -> int:
         if isinstance(value, str) and value.strip().lower() == word:
@@ -590,7 +590,7 @@ def known_variables() -> tuple[str, ...]:
 
 
 def check_names(environ: Mapping[str, str]) -> None:
-    """Raises ConfigError for a DTR_ALLOC_* variable that nothing reads; it names the nearest."""
+    """Raises ConfigError for an unknown DTR_ALLOC_* variable; it names the nearest known one."""
     known = known_variables()
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in known:
@@ -604,7 +604,7 @@ def _known(names: Sequence[str], wrong: str) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """A value that somebody gave: from where, as it was written, and what it means."""
+    """A given value: its source, its text, and its parsed value."""
 
     source: str
     written: object
@@ -624,8 +624,8 @@ _MOST_CONFIG_LINE = 1 << 12
 
 
 def _from_file(path: str) -> dict[str, Setting]:
-    """What a TOML file sets. It may have 64 KiB, in lines of 4 KiB, so that it is read within two
-    seconds and 300 MB: the parser's time and memory grow with the square of a key's parts."""
+    """The settings of a TOML file. It may have 64 KiB, in lines of 4 KiB, so that it is read within
+    two seconds and 300 MB: the parser's time and memory grow with the square of a key's parts."""
     source = f"DTR_ALLOC_CONFIG ({path})"
     try:
         text = bounded.read_bytes(Path(path).expanduser(), _MOST_CONFIG_BYTES)
@@ -648,7 +648,7 @@ def _from_file(path: str) -> dict[str, Setting]:
 
 
 class GivenSettings(dict[str, Setting]):
-    """The settings that somebody gave, by field: for each, the one that wins."""
+    """The given settings by field: for each, the one that wins."""
 
     @property
     def config(self) -> Config:
@@ -656,12 +656,12 @@ class GivenSettings(dict[str, Setting]):
 
     @property
     def is_session(self) -> bool:
-        """Whether they switch a session on: a log or a trace needs no budget."""
+        """Whether they begin a session: a log or a trace needs no budget."""
         return not {"budget", "log", "trace"}.isdisjoint(self)
 
     @property
     def is_light(self) -> bool:
-        """Whether they ask for a trace and nothing else that needs the recorder."""
+        """Whether they only ask for a trace, which needs no recorder."""
         return "trace" in self and {"budget", "log"}.isdisjoint(self)
 
 
@@ -671,7 +671,7 @@ def given_settings(
     """The settings of the arguments (fields of Config; None means not given), of environ
     (os.environ if None) and of the file that it names.
 
-    Raises ConfigError for a wrong value or a DTR_ALLOC_* variable that means nothing, and
+    Raises ConfigError for a wrong value or an unknown DTR_ALLOC_* variable, and
     TypeError for an argument that is not a field of Config.
     """
     environ = os.environ if environ is None else environ

@@ -187,12 +187,12 @@ class Kept(NamedTuple):
 
     Attributes:
         size_bytes: all of them.
-        operator: what made the content, such as ``aten.add.Tensor``; ``""`` if it is not known.
-        why: a clause.
-        line: of the job, such as ``model.py:81``: where their address was asked for, or else where
-            ``module`` was called; "" if neither is known.
-        module: in which they were made, such as ``h.3.attn``; "" if that is not known. It is where
-            there is a page of the run, or an op log.
+        operator: the one that made the content, such as ``aten.add.Tensor``; ``""`` if unknown.
+        why: the reason, a clause.
+        line: of the job, such as ``model.py:81``: the line that asked for their address, or that
+            called ``module``; "" if neither is known.
+        module: the one that made them, such as ``h.3.attn``; "" if unknown. It is recorded for a
+            page of the run or an op log.
     """
 
     size_bytes: int
@@ -203,13 +203,13 @@ class Kept(NamedTuple):
 
 
 class Repeats(NamedTuple):
-    """Calls of an operator in a module that ran again.
+    """Recomputations of an operator in a module.
 
     Attributes:
-        seconds: what they took, by their costs.
-        times: how many there were.
+        seconds: their time, by their costs.
+        times: their number.
         operator: such as ``aten.add.Tensor``.
-        line: of the job, where the module was called.
+        line: of the job, which called the module.
         module: as of a Kept.
     """
 
@@ -280,27 +280,27 @@ class Rows:
     steps: list[Moment] = field(default_factory=list)
     samples: list[Moment] = field(default_factory=list)
     fullest: list[Kept] = field(default_factory=list)
-    """Once it has ended: what filled the memory when most of it was in use, to a sixteenth."""
+    """After its end: the contents at the peak of memory, to a sixteenth."""
     repeats: list[Repeats] = field(default_factory=list)
-    """Likewise: what ran again, what took longest first."""
+    """After its end: recomputations, the longest first."""
     worst_heap: list[Span] = field(default_factory=list)
     """The first device's heap when most of it was free but scattered."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a job held and took.
+    """The memory and the time of a job.
 
     Attributes:
         device: "cpu" or "cuda".
         steps: that were recorded; 0: the job has no optimizer, or ended before.
-        step_seconds: of each step that was timed; none if something was evicted. On the CPU it is
-            processor time of the thread that trains.
-        peak_bytes: the most that was allocated at once, with what the session found on the device.
-            (All is of recorded steps: what the engine keeps of the past may grow with each.)
-        held_bytes: what was allocated when the last of them ended, by kind: parameters, gradients,
-            optimizer states, buffers, other.
-        fullest: what filled the memory when most of it was in use, to a sixteenth.
+        step_seconds: of each timed step; none if something was evicted. On the CPU it is processor
+            time of the training thread.
+        peak_bytes: the most that was allocated at once in the recorded steps, tensors from before
+            the session included.
+        held_bytes: the allocated memory at the end of the last of them, by kind: parameters,
+            gradients, optimizer states, buffers, other.
+        fullest: the contents at the peak of memory, to a sixteenth.
         chunk_bytes: the unit in which the pool maps memory.
         is_float32: all parameters are, and nothing was cast, as autocast does.
     """

@@ -74,26 +74,25 @@ def enable(
     exist_ok: bool = False,
     **settings: Unpack[Settings],
 ) -> None:
-    """Holds this process to a memory budget from now on.
+    """Begins a session: from now on this process has a memory budget.
 
     Args:
         budget: bytes (int), ``"8GiB"``, ``"60%"`` of the device, or ``"unlimited"`` (recorder and
-            allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file that
-            ``DTR_ALLOC_CONFIG`` names; if neither gives one, unlimited where a log is asked for,
-            and no recorder, only the allocator, where nothing but a trace is.
-        exist_ok: whether a session may be on already: it ends first, as by disable(). So a cell of
-            a notebook can run again.
+            allocator on, nothing evicted). None: ``DTR_ALLOC_BUDGET`` or the file named by
+            ``DTR_ALLOC_CONFIG``. Without any budget, a log makes it unlimited, and a trace alone
+            switches only the allocator on.
+        exist_ok: whether a session may be on already, which ends first, as by disable(). A cell of
+            a notebook can then run again.
         **settings: the other fields of dtr_alloc.config.Config: device, heuristic, swap, costs,
             trust, thrash, ranks, log, log_steps, trace, stats, report, pool, debug.
 
-    Tensors that exist already stay where they are and do not count. Raises ConfigError for a wrong
-    setting or a damaged file of costs, StateError if it is enabled already or CUDA is in use
-    already, DriverError for device ``"cuda"`` without CUDA or a device, BridgeError without a C++
-    compiler, and torch.OutOfMemoryError if what an earlier session left in the heap does not fit.
+    Existing tensors stay where they are and do not count. Raises ConfigError for a wrong setting or
+    a damaged file of costs, StateError if a session or CUDA is in use already, DriverError for
+    device ``"cuda"`` without CUDA or a device, BridgeError without a C++ compiler, and
+    torch.OutOfMemoryError if tensors of an earlier session do not fit.
 
-    On CUDA every visible device has the budget, each for itself, and PyTorch's own calls go on
-    working: ``torch.cuda.memory_allocated`` and its relatives tell of our pools, and
-    ``torch.cuda.set_per_process_memory_fraction`` can narrow the budget.
+    On CUDA every visible device has this budget. ``torch.cuda.memory_allocated`` and its relatives
+    describe the pools, and ``torch.cuda.set_per_process_memory_fraction`` can reduce the budget.
     """
     given = given_settings(budget=budget, **settings)
     if not given.is_session:
@@ -142,19 +141,19 @@ def _write_costs_at_exit() -> None:
 
 
 def disable() -> None:
-    """Ends the budget: every live evicted tensor becomes resident again, without a limit.
+    """Ends the session: every live evicted tensor becomes resident again, without a limit.
 
-    On CUDA only the recorder goes. PyTorch cannot change its allocator once it is in use, so
-    memory goes on coming from our pools, without a limit, until the process ends.
+    On CUDA only the recorder is removed. PyTorch cannot change its allocator once it is in use, so
+    memory comes from the pools, without a limit, until the process ends.
 
-    It waits for operators that other threads run, for 30 seconds at most; what they begin meanwhile
-    runs afterwards.
+    It waits for operators on other threads, for 30 seconds at most. Operators that they begin in
+    the meantime run afterwards.
 
-    Raises StateError if dtr_alloc is not enabled, or if an operator still runs on another thread
-    then, which it names, and the session goes on; torch.OutOfMemoryError if there is no memory for
-    what is evicted, and then everything is as it was. If a tensor cannot be computed again, the
-    session ends and the others are resident; then one StateError names what is lost, by bytes,
-    operators and shapes, and reading such a tensor raises an error from then on.
+    Raises StateError if dtr_alloc is not enabled, or if an operator still runs on another thread;
+    the error names it, and the session continues. Raises torch.OutOfMemoryError if there is no
+    memory for the evicted tensors; nothing has changed then. If a tensor cannot be recomputed, the
+    session ends, the others are resident, and one StateError names the unrecoverable contents by
+    bytes, operators and shapes. Reading such a tensor raises an error from then on.
     """
     with _state:
         active().stop()
@@ -232,7 +231,7 @@ def active() -> Runtime:
 def set_budget(budget: int | str | Budget) -> None:
     """Changes the budget. A smaller one evicts at once.
 
-    Raises torch.OutOfMemoryError, and keeps the old budget, if what cannot be evicted does not fit.
+    Raises torch.OutOfMemoryError, and keeps the old budget, if unevictable tensors do not fit.
     """
     try:
         parsed = Budget.parse(budget)
@@ -260,23 +259,22 @@ def trust_contents() -> None:
 
 
 def limit_rematerializations(most: int | None) -> None:
-    """Lets so many operators run again from now on, on all threads together; the next one raises
-    StateError, and so does whatever needs its result. For jobs that would rather fail than thrash.
-    None: any number; that is so again when the session ends."""
+    """Limits the number of rematerializations from now on, on all threads together. The next one
+    raises StateError, and so does each use of its result. None: no limit, as after the session."""
     active().bridge.limit_repeats(most)
 
 
 def kept(*, at_peak: bool = False) -> list[Kept]:
-    """What is in memory and never evicted, and why, the largest first.
+    """The contents that are never evicted, with the reasons, the largest first.
 
-    These are parameters, pinned tensors, those whose address the job asked for (and on which line),
-    results of operators that are not repeated, and data. Sizes are in bytes. What is tiny is not
-    listed, and neither is what was made without an operator and met none yet.
+    These are parameters, pinned tensors, tensors whose address the job asked for (with the line),
+    results of operators that are not repeated, and data. Sizes are in bytes. Tiny contents are left
+    out, and so are contents that no operator has made or used.
 
     Args:
-        at_peak: not now, but when most was kept since the session began or reset_peak_stats().
-            That is looked at when operators end, and again only once a sixteenth more is kept than
-            at the look before: it may miss as much.
+        at_peak: at the moment when most was kept since the session began or reset_peak_stats().
+            It is updated when operators end and a sixteenth more is kept than before, so it may be
+            too low by as much.
 
     Raises StateError without a session.
     """
@@ -312,9 +310,9 @@ def trim() -> int:
 
 
 def compact() -> int:
-    """Moves what may be moved (docs/concepts/moving.md) from the end of each heap to free places
-    before it, so that what is free lies together; returns the bytes that moved. trim() after it
-    gives the most back. Raises DriverError if a copy fails; what has moved until then has moved."""
+    """Moves contents (docs/concepts/moving.md) from the end of each heap to free addresses before
+    them, so that free memory is in one piece; returns the bytes moved. A trim() afterwards gives
+    the most memory back. Raises DriverError if a copy fails; earlier moves are not undone."""
     runtime = active()
     moved = ffi.new("uint64_t *")
     total = 0
@@ -325,18 +323,18 @@ def compact() -> int:
 
 
 def is_resident(tensor: Tensor) -> bool:
-    """Whether the content of the tensor's storage is in memory; of a sparse tensor, that of all
-    that it is made of."""
+    """Whether the content of the tensor's storage is in memory; for a sparse tensor, of all its
+    parts."""
     runtime = active()
     handles = [runtime.handle(part) for part in parts(tensor)]
     return all(lib.dtr_is_resident(runtime.engine, handle) for handle in handles if handle)
 
 
 def evict(tensor: Tensor) -> bool:
-    """Evicts the tensor's storage now, the way that is cheaper. False if it cannot be: it is a
-    constant (and not to be swapped to host memory), pinned, in use by an operator, evicted already,
-    or not managed. Of a sparse tensor, True if any of what it is made of was evicted. Raises
-    DriverError if its copy to host memory fails."""
+    """Evicts the tensor's storage now, in the cheaper way. Returns False if it is a constant that
+    is not swapped, pinned, in use by an operator, evicted already, or not managed. For a sparse
+    tensor, True if any of its parts was evicted. Raises DriverError if its copy to host memory
+    fails."""
     runtime = active()
     evicted = False
     for part in parts(tensor):
@@ -349,9 +347,9 @@ def evict(tensor: Tensor) -> bool:
 
 
 def why_kept(tensor: Tensor) -> Kept | None:
-    """Why the tensor's storage cannot be evicted now: a clause (``why``), and the operator that
-    made its content (``operator``: such as ``aten.add.Tensor``, or ``""``). None if it can be, or
-    is evicted. Of a sparse tensor, the first reason among what it is made of."""
+    """The reason why the tensor's storage cannot be evicted now (``why``, a clause), with the
+    operator that made its content (``operator``, such as ``aten.add.Tensor``, or ``""``). None if
+    it can be, or is evicted. For a sparse tensor, the first reason among its parts."""
     return _why_kept(active(), tensor)
 
 
@@ -363,14 +361,13 @@ def materialize(tensor: Tensor) -> None:
 
 
 def pin(tensor: Tensor) -> None:
-    """Makes the tensor resident and keeps it so until unpin(), which must be called as often, with
-    the tensor or an alias of it. If the tensor is given other memory (set_(), .data), that is
-    pinned, and the old one no more."""
+    """Makes the tensor resident until unpin() was called as often, with the tensor or an alias of
+    it. If the tensor is given other memory (set_(), .data), the pin follows."""
     active().pins.pin(tensor)
 
 
 def unpin(tensor: Tensor) -> None:
-    """Takes one pin() back. Raises StateError if the tensor is not pinned."""
+    """Undoes one pin(). Raises StateError if the tensor is not pinned."""
     active().pins.unpin(tensor)
 
 
