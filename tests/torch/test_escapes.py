@@ -233,23 +233,6 @@ def test_writing_through_an_escaped_pointer_is_kept(of: str):
         assert torch.equal(derived, torch.full(tensor.shape, 14.0))
 
 
-def test_writing_into_an_evicted_storage_is_kept():
-    """`UntypedStorage.fill_` and item assignment change a content that no operator recorded."""
-    with checked_session():
-        filled = evicted(source() * 2)
-        filled.untyped_storage().fill_(0)
-        dtr_alloc.evict(filled)
-        assert torch.equal(filled, torch.zeros(SHAPE))
-        changed = evicted(source() * 2)
-        storage = changed.untyped_storage()
-        for i in range(4):
-            storage[i] = 0
-        dtr_alloc.evict(changed)
-        expected = source() * 2
-        expected[0, 0] = 0.0
-        assert torch.equal(changed, expected)
-
-
 @pytest.mark.parametrize(
     "write",
     [
@@ -258,8 +241,10 @@ def test_writing_into_an_evicted_storage_is_kept():
         lambda t: t.map2_(source(), source(), lambda x, y, z: x + y * z),
         lambda t: StorageBase.__setitem__(t.untyped_storage(), 3, 66),
         lambda t: StorageBase.copy_(t.untyped_storage(), source().untyped_storage()),
+        lambda t: t.untyped_storage().fill_(0),
+        lambda t: [t.untyped_storage().__setitem__(i, 0) for i in range(4)],
     ],
-    ids=["apply_", "map_", "map2_", "__setitem__", "copy_"],
+    ids=["apply_", "map_", "map2_", "base __setitem__", "copy_", "fill_", "__setitem__"],
 )
 def test_what_writes_past_the_dispatcher_leaves_what_was_computed_before(
     write: Callable[[Tensor], Any],

@@ -85,18 +85,6 @@ def test_a_job_goes_on_after_signals(turns: int) -> None:
 # ---- one fault each ----
 
 
-def test_an_interrupt_in_a_function_of_the_users_is_raised_as_it_is() -> None:
-    def interrupted(x: Tensor) -> Tensor:
-        raise KeyboardInterrupt
-
-    with checked_session():
-        x = torch.linspace(0, 1, 4096) * 3
-        with pytest.raises(KeyboardInterrupt):
-            dtr_alloc.run_as_operator(interrupted, x)
-        y = dtr_alloc.run_as_operator(lambda x: x + 1, x)
-        assert torch.equal(evicted(y), x + 1)
-
-
 def test_an_interrupt_in_a_heuristic_of_the_users_is_raised_as_it_is() -> None:
     calls = 0
 

@@ -66,6 +66,16 @@ def test_draws_are_those_of_plain_pytorch_and_come_again(name: str, own: bool) -
         assert torch.equal(torch.get_rng_state(), after), "the job's generator moved"
 
 
+def repeat_during(body: Callable[[], object], drawn: Tensor) -> None:
+    """Draws a tensor again and again while another thread runs a function."""
+    thread = threading.Thread(target=body)
+    thread.start()
+    while thread.is_alive():
+        evicted(drawn)
+        dtr_alloc.materialize(drawn)
+    thread.join()
+
+
 def test_another_thread_draws_the_same_numbers_while_draws_are_repeated() -> None:
     """Each repetition once moved the generator and put it back, which lost the other's draws."""
 
@@ -79,12 +89,7 @@ def test_another_thread_draws_the_same_numbers_while_draws_are_repeated() -> Non
         right = repeated.clone()
         generator.manual_seed(7)
         got: list[float] = []
-        thread = threading.Thread(target=lambda: got.extend(draws(generator)))
-        thread.start()
-        while thread.is_alive():
-            evicted(repeated)
-            dtr_alloc.materialize(repeated)
-        thread.join()
+        repeat_during(lambda: got.extend(draws(generator)), repeated)
         assert torch.equal(repeated, right)
     assert got == expected
 
@@ -154,12 +159,7 @@ def test_a_state_that_is_read_or_set_while_draws_are_repeated_is_the_jobs() -> N
         def look() -> None:
             seen.extend(torch.equal(torch.get_rng_state(), state) for _ in range(500))
 
-        thread = threading.Thread(target=look)
-        thread.start()
-        while thread.is_alive():
-            evicted(drawn)
-            dtr_alloc.materialize(drawn)
-        thread.join()
+        repeat_during(look, drawn)
         assert all(seen)
         assert torch.equal(drawn, right)
 

@@ -143,13 +143,14 @@ def test_without_a_budget_it_is_just_called() -> None:
     assert torch.equal(dtr_alloc.run_as_operator(sine, x), sine(x))
 
 
-def test_what_it_raises_passes_and_the_session_goes_on() -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_what_it_raises_passes_and_the_session_goes_on(error: type[BaseException]) -> None:
     def fails(x: Tensor) -> Tensor:
-        raise ZeroDivisionError("of the kernel")
+        raise error("of the kernel")
 
     with checked_session():
         x = torch.linspace(-1, 1, 4096) * 3
-        with pytest.raises(ZeroDivisionError, match="of the kernel"):
+        with pytest.raises(error, match="of the kernel"):
             dtr_alloc.run_as_operator(fails, x)
         assert torch.allclose(evicted(dtr_alloc.run_as_operator(sine, x)), torch.sin(x))
 
