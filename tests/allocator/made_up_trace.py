@@ -150,3 +150,28 @@ def _place(
         arena.free(place)
         address = arena.allocate(size, name)
     return address
+
+
+def live_at_end(trace: Trace) -> list[tuple[int, int, int]]:
+    """(device, address, bytes) of what is in use at the end."""
+    lifetimes = trace.lifetimes()
+    return sorted(
+        (trace.device[start], trace.address[start], size)
+        for start, end, size in zip(
+            lifetimes.start, lifetimes.end, lifetimes.size_bytes, strict=True
+        )
+        if end < 0
+    )
+
+
+def memory_at_end(trace: Trace) -> list[list[tuple[int, int]]]:
+    """The ranges that have memory at the end, of each of two devices."""
+    memory = [Ranges(), Ranges()]
+    for kind, address, size, device in zip(
+        trace.kind, trace.address, trace.size_bytes, trace.device, strict=True
+    ):
+        if kind == Kind.SEGMENT_ALLOCATE:
+            memory[device].add(address, address + size)
+        elif kind == Kind.SEGMENT_FREE:
+            memory[device].remove(address, address + size)
+    return [list(of) for of in memory]

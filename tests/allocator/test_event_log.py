@@ -4,6 +4,7 @@ import os
 import random
 
 import pytest
+from made_up_trace import live_at_end
 from native_pool import IN_USE, NO_LIMIT, NativePool, OutOfMemory, check, ffi, lib
 
 from dtr_alloc.fragment.ranges import Ranges
@@ -57,13 +58,7 @@ def events(trace, *kinds):
 
 
 def live(trace, device=0):
-    lifetimes = trace.lifetimes()
-    rows = zip(lifetimes.start, lifetimes.end, lifetimes.size_bytes, strict=True)
-    return sorted(
-        (trace.address[start], size)
-        for start, end, size in rows
-        if end < 0 and trace.device[start] == device
-    )
+    return [block[1:] for block in live_at_end(trace) if block[0] == device]
 
 
 def in_use(pool):

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 from native_pool import Invalid, NativePool, WrongState, check, ffi, lib
-from toy import RECOMPUTABLE, Toy, engine_options
+from toy import RECOMPUTABLE, Toy, engine_options, line
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 HANG = 900  # seconds: nobody waits that long for a call that returns
@@ -68,11 +68,9 @@ def refused(status, error=WrongState, match=""):
 
 
 def evicted_result(toy):
-    """A constant, and what was computed from it and is evicted."""
-    x = toy.unseen(512)
-    y = toy.one("f", x)
+    _, y = line(toy, "f")
     assert toy.evict(y)
-    return x, y
+    return y
 
 
 class TestHandles:
@@ -106,7 +104,7 @@ class TestOrder:
     """Calls out of order."""
 
     def test_an_op_that_needs_work_ends_after_it_only(self, toy):
-        _x, y = evicted_result(toy)
+        y = evicted_result(toy)
         frame = toy.frame
         lib.dtr_frame_buffer(frame, 1)[0] = y.number
         assert lib.dtr_op_begin(frame, 1, RECOMPUTABLE, 1) & lib.DTR_NEED_WORK
@@ -117,7 +115,7 @@ class TestOrder:
 
     def test_a_step_is_committed_before_the_next(self, toy):
         """dtr_remat_next told of the same step for ever."""
-        _x, y = evicted_result(toy)
+        y = evicted_result(toy)
         frame = toy.frame
         assert lib.dtr_remat_want_any(frame) == 1
         refused(lib.dtr_remat_want_any(frame), match="stack is not empty")
@@ -127,7 +125,7 @@ class TestOrder:
         check(lib.dtr_remat_abort(frame))
 
     def test_a_pin_of_an_evicted_tensor_holds_once_it_is_back(self, toy):
-        _x, y = evicted_result(toy)
+        y = evicted_result(toy)
         check(lib.dtr_pin(toy.engine, y.pointer, 0, 0))
         assert not toy.resident(y)
         toy.materialize(y)

@@ -6,9 +6,9 @@ import random
 from pathlib import Path
 
 import pytest
+from made_up_trace import live_at_end, memory_at_end
 
 from dtr_alloc.fragment import formats, rmm, torch_export, torch_snapshot
-from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 
@@ -200,22 +200,8 @@ def test_a_history_of_pytorchs_allocator_survives_whole_and_from_its_middle(path
         assert [row[0:1] + row[2:] for row in behind] == [
             row[0:1] + row[2:] for row in rows(trace)[len(trace) - len(behind) :]
         ]
-        assert at_end(late) == at_end(trace)
-
-
-def at_end(trace):
-    """What is in use, and the memory that there is."""
-    blocks, memory = {}, Ranges()
-    for kind, address, size in zip(trace.kind, trace.address, trace.size_bytes, strict=True):
-        if kind == Kind.ALLOCATE:
-            blocks[address] = size
-        elif kind == Kind.FREE:
-            del blocks[address]
-        elif kind == Kind.SEGMENT_ALLOCATE:
-            memory.add(address, address + size)
-        elif kind == Kind.SEGMENT_FREE:
-            memory.remove(address, address + size)
-    return blocks, list(memory)
+        assert live_at_end(late) == live_at_end(trace)
+        assert memory_at_end(late) == memory_at_end(trace)
 
 
 def test_a_snapshot_is_made_of_plain_values_and_says_what_was_evicted_moved_and_came_back(

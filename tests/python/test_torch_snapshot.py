@@ -8,24 +8,13 @@ import random
 from itertools import pairwise
 
 import pytest
+from made_up_trace import live_at_end, memory_at_end
 
 from dtr_alloc.fragment import formats, torch_snapshot
 from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.traces.trace import Kind, TraceError
 
 MIB = 1 << 20
-
-
-def live_at_end(trace):
-    """(device, address, bytes) of what is in use at the end."""
-    lifetimes = trace.lifetimes()
-    return sorted(
-        (trace.device[start], trace.address[start], size)
-        for start, end, size in zip(
-            lifetimes.start, lifetimes.end, lifetimes.size_bytes, strict=True
-        )
-        if end < 0
-    )
 
 
 def in_use(snapshot):
@@ -35,18 +24,6 @@ def in_use(snapshot):
         for block in segment["blocks"]
         if block["state"] == "active_allocated"
     )
-
-
-def memory_at_end(trace):
-    memory = [Ranges(), Ranges()]
-    for kind, address, size, device in zip(
-        trace.kind, trace.address, trace.size_bytes, trace.device, strict=True
-    ):
-        if kind == Kind.SEGMENT_ALLOCATE:
-            memory[device].add(address, address + size)
-        elif kind == Kind.SEGMENT_FREE:
-            memory[device].remove(address, address + size)
-    return [list(of) for of in memory]
 
 
 @pytest.mark.parametrize("name", ["two_devices", "last_20_events"])

@@ -13,10 +13,11 @@ import struct
 import subprocess
 import sys
 from array import array
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,20 +38,9 @@ DEEP = "[" * 100_000
 START = '{"INSTRUCTION":"ANNOTATE","ANNOTATION":"START"}\n'
 
 
-def dtr_alloc(*arguments):
-    return invoked(cli.commands, arguments)
-
-
-def best(*arguments):
-    return invoked(best_schedules.commands, arguments)
-
-
-def studies(*arguments):
-    return invoked(study_command, arguments)
-
-
-def invoked(command, arguments):
-    return CliRunner().invoke(command, [str(argument) for argument in arguments])
+dtr_alloc = partial(invoke, cli.commands)
+best = partial(invoke, best_schedules.commands)
+studies = partial(invoke, study_command)
 
 
 def limited(*arguments, address_space, environ=None):

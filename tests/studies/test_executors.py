@@ -14,13 +14,14 @@ import threading
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="the core is not built here", exc_type=ImportError)
 
-from click.testing import CliRunner
+from commands import invoke
 
 from bench.studies import study
 from bench.studies.__main__ import command as study_command
@@ -40,12 +41,8 @@ PLAN = simulate.Plan(
 )
 
 
-def command(*arguments):
-    return CliRunner().invoke(commands, list(map(str, arguments)))
-
-
-def studies(*arguments):
-    return CliRunner().invoke(study_command, list(map(str, arguments)))
+command = partial(invoke, commands)
+studies = partial(invoke, study_command)
 
 
 def without_time(rows):

@@ -2,10 +2,11 @@
 
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 
 from bench.studies import study
 from bench.studies.__main__ import command
@@ -13,8 +14,7 @@ from bench.studies.__main__ import command
 SVG = b"<svg"
 
 
-def reproduce(*arguments):
-    return CliRunner().invoke(command, list(map(str, arguments)))
+reproduce = partial(invoke, command)
 
 
 def check_large(document):

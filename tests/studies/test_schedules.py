@@ -4,10 +4,11 @@ Needs the core."""
 import json
 from array import array
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from commands import invoke
 
 from bench.studies import schedule_check, schedules
 from bench.studies.best import commands
@@ -121,8 +122,7 @@ def test_a_wrong_cost_is_named(found):
         schedules.run(program, replace(best, cost=best.cost + 1))
 
 
-def best(*arguments):
-    return CliRunner().invoke(commands, [str(argument) for argument in arguments])
+best = partial(invoke, commands)
 
 
 def test_one_command_finds_schedules_that_another_runs(tmp_path):
