@@ -242,11 +242,10 @@ bench: $(DEV)
 	$(PY) -m bench.overhead --json -
 	$(PY) -m bench.smallest_budget
 
-# Random jobs, budgets and troubles for so long, then many steps of one job.
+# Random jobs, budgets and troubles for so long.
 MINUTES ?= 60
 soak: $(DEV)
 	$(PY) -m bench.soak --minutes $(MINUTES) --json bench/results/soak_cpu.json
-	$(PY) -m bench.long_run
 
 # Jobs that are interrupted at every place of the package's code where Python may raise. It takes long.
 interrupts: $(DEV)

@@ -1,6 +1,6 @@
 """Where the time of a training step goes, by model and budget.
 
-    python -m bench.breakdown [--json PATH] [--job NAME]... [--smoke]
+The study `profile` runs it, and draws it.
 
 Each job trains under budgets that leave fractions of its activation memory. Three runs take turns,
 budget by budget and round by round, each with a job of its own whose first step does not count:
@@ -32,24 +32,20 @@ import resource
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from statistics import fmean, median
+from statistics import fmean
 from time import perf_counter, thread_time
 from typing import Any
 
-import click
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import dtr_alloc
 from bench import results
-from bench.heap import cpu_name
 from bench.measure import Thrashing, forget_broken_backward, limited_repeats, profile
 from bench.models import JOBS, Job
 from dtr_alloc.config import Config
 from dtr_alloc.torch import api
 
-FRACTIONS = (None, 0.9, 0.7, 0.5, 0.4, 0.3, 0.2)
+FRACTIONS: tuple[float | None, ...] = (None, 0.9, 0.7, 0.5, 0.4, 0.3, 0.2)
 MOST_REPEATS = 10_000
 """Of one run: with more a budget is said to thrash."""
 COUNTED = ("evictions", "rematerializations", "recorded_ops", "mapped_chunks")
@@ -233,65 +229,17 @@ def compare(plain: Step, bare: Step, watched: Step) -> dict[str, Any]:
     }
 
 
-def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """The rows as a table."""
-    table = Table(title="Where a step's time goes, in steps without dtr_alloc")
-    table.add_column("job", no_wrap=True)
-    for column in ("budget", "plain ms", "us/op", "waited", "bare", "watched", *PARTS, "ours"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        budget = "unlimited" if row["fraction"] is None else f"{row['fraction']:.0%}"
-        if row["outcome"] != "trains":
-            table.add_row(row["job"], budget, row["outcome"])
-            continue
-        numbers = (row["bare_ratio"], row["watched_ratio"], *row["parts"].values())
-        cells = [f"{row['plain_seconds'] * 1e3:.1f}", f"{row['operator_seconds'] * 1e6:.0f}"]
-        cells += [f"{row['waited']:.0%}", *(f"{number:.3f}" for number in numbers)]
-        table.add_row(row["job"], budget, *cells, f"{row['ours']:.1%}")
-    console.print(table)
-
-
-@click.command(help="Where the time of a training step goes, by model and budget.")
-@click.option("--job", "jobs", multiple=True, type=click.Choice(sorted(JOBS)))
-@click.option("--rounds", default=3, help="How often the runs take turns.")
-@click.option("--steps", default=4, help="Measured steps of a run.")
-@click.option("--scale", default=4.0, help="Factor on batch sizes.")
-@click.option("--seed", default=0)
-@results.options("One small job, two budgets, seconds.")
-def main(
-    jobs: tuple[str, ...],
-    rounds: int,
-    steps: int,
-    scale: float,
-    seed: int,
-    path: str | None,
-    smoke: bool,
-) -> None:
+def document(smoke: bool) -> dict[str, Any]:
+    """All rows, with what they were measured by."""
     torch.set_num_threads(1)
-    names: tuple[str, ...] = jobs or tuple(JOBS)
-    fractions: tuple[float | None, ...] = FRACTIONS
+    names, fractions, rounds, steps, scale = tuple(JOBS), FRACTIONS, 3, 4, 4.0
     if smoke:
         names, fractions, rounds, steps, scale = ("mlp",), (None, 0.5), 1, 2, 1.0
-    options: dict[str, Any] = {"scale": scale, "seed": seed}
-    console = results.console()
-    rows = []
-    for name in names:
-        with console.status(f"watching {name}"):
-            rows += measure(name, fractions, rounds, steps, **options)
-    show(rows, console)
-    for fraction in fractions:
-        ratios = [
-            row["bare_ratio"]
-            for row in rows
-            if row["fraction"] == fraction and row["outcome"] == "trains"
-        ]
-        if ratios:
-            budget = "unlimited" if fraction is None else f"{fraction:.0%}"
-            console.print(f"{budget}: {median(ratios):.3f} in the median of {len(ratios)} jobs")
-    facts = {"processor": cpu_name(), "rounds": rounds, "steps": steps, "scale": scale}
-    facts["heuristic"] = str(Config.heuristic)
-    results.write(path, "breakdown", seed, parts=PARTS, **facts, results=rows)
-
-
-if __name__ == "__main__":
-    main()
+    rows = [
+        row
+        for name in names
+        for row in measure(name, fractions, rounds, steps, scale=scale, seed=0)
+    ]
+    facts: dict[str, Any] = {"rounds": rounds, "steps": steps, "scale": scale}
+    facts |= {"heuristic": str(Config.heuristic), "parts": PARTS, "results": rows}
+    return results.environment("cpu", 0) | facts

@@ -88,7 +88,7 @@ def jobs(axes: Axes) -> None:
         ("dtr-eqclass, eager", "DTR paper's policy", "#56b4e9"),
         ("default", OURS, "#d55e00"),
     ):
-        fractions = sorted({row["fraction"] for row in found})
+        fractions = sorted({row["fraction"] for row in found if row["fraction"]})
         ratios = [
             [
                 row["step_ratio"]

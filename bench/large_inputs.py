@@ -1,8 +1,8 @@
 """Inputs larger than the plain job can hold: the largest that each job trains in a wall.
 
-    python -m bench.large_inputs [--json PATH] [--job NAME]... [--wall MIB] [--smoke]
+The study `large` runs it, and draws it.
 
-The wall is on everything that a process holds (bench/walled.py). For each job: the largest input
+The wall is on everything that a process holds (bench/rss_limit.py). For each job: the largest input
 that trains in it without dtr_alloc, and the largest under dtr_alloc, by doubling and bisection,
 each trial a process of its own; what the plain job holds, without a wall, to train the latter; and
 seconds of processor time per item (a sample, a token, a pixel, ...) there and here.
@@ -14,13 +14,8 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import click
-from rich.console import Console
-from rich.table import Table
-
 from bench import results
-from bench.heap import cpu_name
-from bench.walled import INPUTS, REPEATS_PER_OPERATOR, SLACK, Trial, largest
+from bench.rss_limit import INPUTS, REPEATS_PER_OPERATOR, SLACK, Trial, largest
 from dtr_alloc.config import Config
 
 STARTS = {"mlp": 2048, "resnet": 128, "unet": 32, "transformer": 32, "lstm": 12, "treelstm": 8}
@@ -109,58 +104,19 @@ def measure(
     return row
 
 
-def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """The rows as a table."""
-    table = Table(title="Largest inputs in the wall")
-    for column in ("job", "input"):
-        table.add_column(column)
-    for column in ("plain", "dtr_alloc", "needs MiB", "plain µs/item", "same size", "largest"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        needs = f"{row['needed_bytes'] / results.MIB:.0f}" if "needed_bytes" in row else "-"
-        keys = ("plain_seconds_per_item", "same_size_seconds_per_item", "seconds_per_item")
-        times = [f"{row[key] * 1e6:.2f}" if key in row else "-" for key in keys]
-        table.add_row(
-            row["job"], row["input"], str(row["plain_size"]), str(row["size"]), needs, *times
-        )
-    console.print(table)
-
-
-@click.command(help="The largest inputs that jobs train in a wall.")
-@click.option("--job", "jobs", multiple=True, type=click.Choice(sorted(INPUTS)))
-@click.option("--wall", type=int, help="MiB that a process may hold, all in all.")
-@click.option("--resolution", default=1 / 8, help="A larger input by this part does not train.")
-@click.option("--at-once", default=1, help="Jobs whose trials run at the same time.")
-@results.options("One job, a few trials, seconds.")
-def main(
-    jobs: tuple[str, ...],
-    wall: int | None,
-    resolution: float,
-    at_once: int,
-    path: str | None,
-    smoke: bool,
-) -> None:
-    names: tuple[str, ...] = jobs or tuple(INPUTS)
-    doublings = None
+def document(smoke: bool, at_once: int) -> dict[str, Any]:
+    """All rows, with what they were measured by. Trials of so many jobs run at the same time."""
+    names: tuple[str, ...] = tuple(INPUTS)
+    resolution, doublings = 1 / 8, None
     if smoke:
         names, resolution, doublings = ("mlp",), 1.0, 1
-
-    wall_bytes = default_wall() if wall is None else wall * results.MIB
+    wall_bytes = default_wall()
 
     def row(name: str) -> dict[str, Any]:
         return measure(name, wall_bytes, resolution, doublings, references=not smoke)
 
-    console = results.console()
-    with console.status("enlarging inputs"), ThreadPoolExecutor(at_once) as workers:
+    with ThreadPoolExecutor(1 if smoke else at_once) as workers:
         rows = list(workers.map(row, names))
-    show(rows, console)
-    if path:
-        document = results.environment("cpu", 0) | {"bench": "large_inputs", "threads": 1}
-        document |= {"processor": cpu_name(), "wall_bytes": wall_bytes, "slack": SLACK}
-        document |= {"resolution": resolution, "repeats_per_operator": REPEATS_PER_OPERATOR}
-        document |= {"heuristic": str(Config.heuristic), "results": rows}
-        results.write_json(document, path)
-
-
-if __name__ == "__main__":
-    main()
+    facts: dict[str, Any] = {"wall_bytes": wall_bytes, "slack": SLACK, "resolution": resolution}
+    facts |= {"repeats_per_operator": REPEATS_PER_OPERATOR, "heuristic": str(Config.heuristic)}
+    return results.environment("cpu", 0) | facts | {"results": rows}

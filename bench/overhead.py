@@ -37,14 +37,11 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtr_alloc
 from bench import results
-from bench.heap import cpu_name
 from bench.models import JOBS, Job
 from dtr_alloc.torch import api
 
@@ -379,67 +376,52 @@ def measure_steps(
     }
 
 
-def show(
-    cases: list[dict[str, Any]],
-    loops: list[dict[str, Any]],
-    out_of_cache: list[dict[str, Any]],
-    jobs: list[dict[str, Any]],
-    console: Console,
-) -> None:
-    """The answers as tables."""
-    table = Table(title="Per operator on 1 KiB tensors, ns of the CPU")
-    table.add_column("case")
-    for column in ("operators", "plain", "added by dtr_alloc", "of that, comparing contents"):
-        table.add_column(column, justify="right")
-    for row in cases:
-        keys = ("plain_ns_per_op", "added_ns_per_op", "contents_ns_per_op")
-        table.add_row(row["case"], str(row["operators"]), *(f"{row[key]:,.0f}" for key in keys))
-    console.print(table)
-    table = Table(title="Loops of operators on 8 numbers, processor time of an operator")
-    table.add_column("loop")
-    for column in ("plain ns", "unlimited", "a budget that never binds"):
-        table.add_column(column, justify="right")
-    for row in loops:
-        ratios = (f"{row[key]:.2f}x" for key in ("ratio_unlimited", "ratio_budget"))
-        table.add_row(row["loop"], f"{row['plain_ns_per_op']:,.0f}", *ratios)
-    console.print(table)
-    table = Table(title="One addition after other memory was written, ns")
-    for column in ("MiB", "plain", "added by dtr_alloc"):
-        table.add_column(column, justify="right")
-    for row in out_of_cache:
-        table.add_row(str(row["written_mib"]), f"{row['plain_ns']:,.0f}", f"{row['added_ns']:,.0f}")
-    console.print(table)
-    table = Table(title="Per training step")
-    table.add_column("job")
-    columns = (
-        "scale",
-        "operators",
-        "plain ms",
-        "dtr_alloc ms",
-        "ratio",
-        "of the CPU",
-        "with a budget",
-        "made before",
-        "shown",
-        "added ns per op",
-    )
-    for column in columns:
-        table.add_column(column, justify="right")
-    for row in jobs:
-        table.add_row(
-            row["job"],
-            f"{row['scale']:g}",
-            str(row["operators"]),
-            f"{row['step_seconds_plain'] * 1e3:.2f}",
-            f"{row['step_seconds'] * 1e3:.2f}",
-            f"{row['ratio']:.3f}x",
-            f"{row['cpu_ratio']:.3f}x",
-            f"{row['cpu_ratio_budget']:.3f}x",
-            f"{row['cpu_ratio_older']:.3f}x",
-            f"{row['cpu_ratio_shown']:.3f}x",
-            f"{row['added_ns_per_op']:,.0f}",
-        )
-    console.print(table)
+TABLES = {
+    "cases": (
+        "Per operator on 1 KiB tensors, ns of the CPU",
+        {
+            "case": "{case}",
+            "operators": "{operators:}",
+            "plain": "{plain_ns_per_op:,.0f}",
+            "added by dtr_alloc": "{added_ns_per_op:,.0f}",
+            "of that, comparing contents": "{contents_ns_per_op:,.0f}",
+        },
+    ),
+    "loops": (
+        "Loops of operators on 8 numbers, processor time of an operator",
+        {
+            "loop": "{loop}",
+            "plain ns": "{plain_ns_per_op:,.0f}",
+            "unlimited": "{ratio_unlimited:.2f}x",
+            "a budget that never binds": "{ratio_budget:.2f}x",
+        },
+    ),
+    "out_of_cache": (
+        "One addition after other memory was written, ns",
+        {
+            "MiB": "{written_mib:}",
+            "plain": "{plain_ns:,.0f}",
+            "added by dtr_alloc": "{added_ns:,.0f}",
+        },
+    ),
+    "jobs": (
+        "Per training step",
+        {
+            "job": "{job}",
+            "scale": "{scale:g}",
+            "operators": "{operators:}",
+            "plain s": "{step_seconds_plain:.5f}",
+            "dtr_alloc s": "{step_seconds:.5f}",
+            "ratio": "{ratio:.3f}x",
+            "of the CPU": "{cpu_ratio:.3f}x",
+            "with a budget": "{cpu_ratio_budget:.3f}x",
+            "made before": "{cpu_ratio_older:.3f}x",
+            "shown": "{cpu_ratio_shown:.3f}x",
+            "added ns per op": "{added_ns_per_op:,.0f}",
+        },
+    ),
+}
+"""The answers, each with its title and columns."""
 
 
 @click.command(help="What dtr_alloc costs while its budget is idle.")
@@ -473,15 +455,13 @@ def main(rounds: int, calls: int, no_jobs: bool, seed: int, path: str | None, sm
     for name, kind, scale in steps:
         with console.status(f"training {name}"):
             jobs.append(measure_steps(name, kind, scale, max(rounds // 3, 2), seed))
-    show(cases, loops, out_of_cache, jobs, console)
+    found = {"cases": cases, "loops": loops, "out_of_cache": out_of_cache, "jobs": jobs}
+    for name, (title, columns) in TABLES.items():
+        console.print(results.table(title, columns, found[name]))
     middle = statistics.median(row["added_ns_per_op"] for row in cases)
     console.print(f"median over the cases: dtr_alloc adds {middle:,.0f} ns an operator")
-    if path:
-        document = results.environment("cpu", seed) | {"bench": "overhead"}
-        document |= {"processor": cpu_name(), "rounds": rounds, "calls": calls}
-        document |= {"added_ns_per_op": middle, "cases": cases, "loops": loops}
-        document |= {"out_of_cache": out_of_cache, "jobs": jobs}
-        results.write_json(document, path)
+    facts = {"rounds": rounds, "calls": calls, "added_ns_per_op": middle}
+    results.write(path, "overhead", seed, **facts, **found)
 
 
 if __name__ == "__main__":

@@ -8,15 +8,17 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import torch
 from rich.console import Console
+from rich.table import Table
 
 import dtr_alloc
+from bench.heap import cpu_name
 
 MIB = 2**20
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -26,6 +28,37 @@ def console() -> Console:
     """Standard error, where tables go; wide enough for them when it is not a terminal."""
     shown = Console(stderr=True)
     return shown if shown.is_terminal else Console(stderr=True, width=120)
+
+
+def table(title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> Table:
+    """A line a row. A column has a format, which a row fills; sizes in bytes are there in MiB, too,
+    and "-" stands where a row lacks what the format names. Columns of numbers are to the right."""
+    shown = Table(title=title)
+    for column, text in columns.items():
+        shown.add_column(column, justify="left" if ":" not in text else "right")
+    for row in rows:
+        mib = {
+            f"{key.removesuffix('_bytes')}_mib": value / MIB
+            for key, value in row.items()
+            if key.endswith("_bytes") and isinstance(value, int | float)
+        }
+        shown.add_row(*(_filled(text, {**row, **mib}) for text in columns.values()))
+    return shown
+
+
+def _filled(text: str, row: Mapping[str, Any]) -> str:
+    try:
+        return text.format_map(row)
+    except KeyError:
+        return "-"
+
+
+def lines(title: str, columns: Iterable[str], cells: Iterable[Iterable[Any]]) -> Table:
+    """A table of texts that are made already."""
+    shown = Table(*columns, title=title)
+    for line in cells:
+        shown.add_row(*map(str, line))
+    return shown
 
 
 def pick_device(name: str) -> str:
@@ -55,6 +88,7 @@ def environment(device: str, seed: int) -> dict[str, Any]:
         "platform": platform.platform(terse=True),
         "device": torch.cuda.get_device_name() if device == "cuda" else device,
         "machine": platform.machine(),
+        "processor": cpu_name(),
         "threads": torch.get_num_threads(),
         "seed": seed,
         "commit": commit(),

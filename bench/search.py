@@ -33,12 +33,9 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
-from rich.table import Table
 
 import dtr_alloc
 from bench import results
-from bench.heap import cpu_name
 from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.simulation import presets
 
@@ -279,6 +276,7 @@ def measure_many(length: int, share: float) -> dict[str, Any]:
         seconds, value = timed()
         after = dtr_alloc.stats()
     names = "searches", "evaluations", "evictions", "rematerializations", "search_seconds"
+    added = {name: after[name] - before[name] for name in names}
     return {
         "tensors": length,
         "budget_share": share,
@@ -286,64 +284,54 @@ def measure_many(length: int, share: float) -> dict[str, Any]:
         "plain_seconds": plain_seconds,
         "unlimited_times_plain": unlimited_seconds / plain_seconds,
         "times_plain": seconds / plain_seconds,
-        **{name: after[name] - before[name] for name in names},
-        "search_part": (after["search_seconds"] - before["search_seconds"]) / seconds,
+        **added,
+        "evaluations_per_search": added["evaluations"] / max(added["searches"], 1),
+        "search_part": added["search_seconds"] / seconds,
     }
 
 
-def show_growth(wide: list[dict[str, Any]], many: list[dict[str, Any]], console: Console) -> None:
-    """How the engine's work grows with the job, as two tables."""
-    table = Table(title="An operator with many evicted inputs")
-    for column in ("inputs", "us per input", "times fewest", "remats"):
-        table.add_column(column, justify="right")
-    for row in wide:
-        each = row["seconds"] / row["inputs"] * 1e6
-        ratio = f"{row['times_fewest']:.2f}"
-        table.add_row(f"{row['inputs']:,}", f"{each:.2f}", ratio, str(row["rematerializations"]))
-    console.print(table)
-    table = Table(title="A job of many small tensors")
-    for column in ("tensors", "budget", "plain s", "unlimited", "times plain", "search"):
-        table.add_column(column, justify="right")
-    for column in ("evaluations each", "remats"):
-        table.add_column(column, justify="right")
-    for row in many:
-        table.add_row(
-            f"{row['tensors']:,}",
-            f"{row['budget_share']:.0%}",
-            f"{row['plain_seconds']:.2f}",
-            f"{row['unlimited_times_plain']:.1f}",
-            f"{row['times_plain']:.1f}",
-            f"{row['search_part']:.0%}",
-            f"{row['evaluations'] / row['searches']:.1f}",
-            str(row["rematerializations"]),
-        )
-    console.print(table)
-
-
-def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """The rows as a table."""
-    table = Table(title="Searching for what to evict")
-    for column in ("heuristic", "candidates", "search"):
-        table.add_column(column, justify="right" if column == "candidates" else "left")
-    numbers = ("requests", "searches each", "us each", "median us", "times single", "p90 us")
-    for column in (*numbers, "evaluations", "remats", "s"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
-            row["heuristic"],
-            f"{row['candidates']:,}",
-            row["search"],
-            str(row["requests"]),
-            f"{row['searches_per_request']:.1f}",
-            f"{row['request_us']:.1f}",
-            f"{row['median_us']:.2f}",
-            f"{row['times_single']:.2f}",
-            f"{row['p90_us']:.2f}",
-            f"{row['evaluations_per_search']:.1f}",
-            str(row["rematerializations"]),
-            f"{row['recompute_seconds']:.3f}",
-        )
-    console.print(table)
+TABLES = {
+    "results": (
+        "Searching for what to evict",
+        {
+            "heuristic": "{heuristic}",
+            "candidates": "{candidates:,}",
+            "search": "{search}",
+            "requests": "{requests:}",
+            "searches each": "{searches_per_request:.1f}",
+            "us each": "{request_us:.1f}",
+            "median us": "{median_us:.2f}",
+            "times single": "{times_single:.2f}",
+            "p90 us": "{p90_us:.2f}",
+            "evaluations": "{evaluations_per_search:.1f}",
+            "remats": "{rematerializations:}",
+            "s": "{recompute_seconds:.3f}",
+        },
+    ),
+    "wide": (
+        "An operator with many evicted inputs",
+        {
+            "inputs": "{inputs:,}",
+            "us per input": "{us_per_input:.2f}",
+            "times fewest": "{times_fewest:.2f}",
+            "remats": "{rematerializations:}",
+        },
+    ),
+    "many": (
+        "A job of many small tensors",
+        {
+            "tensors": "{tensors:,}",
+            "budget": "{budget_share:.0%}",
+            "plain s": "{plain_seconds:.2f}",
+            "unlimited": "{unlimited_times_plain:.1f}",
+            "times plain": "{times_plain:.1f}",
+            "search": "{search_part:.0%}",
+            "evaluations each": "{evaluations_per_search:.1f}",
+            "remats": "{rematerializations:}",
+        },
+    ),
+}
+"""What is found, each with its title and columns."""
 
 
 @click.command(help="How long the engine searches for what to evict.")
@@ -380,18 +368,18 @@ def main(
             with console.status(f"{name}, {variant}, {candidates:,} candidates"):
                 rows.append(measure(name, candidates, variant, min(searches, candidates), seed))
     compare(rows)
-    show(rows, console)
     torch.set_num_threads(1)
     with console.status("many inputs"):
         wide = [measure_wide(count) for count in inputs]
     for row in wide:
-        fewest = wide[0]["seconds"] / wide[0]["inputs"]
-        row["times_fewest"] = row["seconds"] / row["inputs"] / fewest
+        row["us_per_input"] = row["seconds"] / row["inputs"] * 1e6
+        row["times_fewest"] = row["us_per_input"] / wide[0]["us_per_input"]
     with console.status("many tensors"):
         many = [measure_many(count, share) for count in tensors]
-    show_growth(wide, many, console)
-    facts = {"searches": searches, "processor": cpu_name(), "targets_us": TARGETS_US}
-    results.write(path, "search", seed, **facts, results=rows, wide=wide, many=many)
+    found = {"results": rows, "wide": wide, "many": many}
+    for name, (title, columns) in TABLES.items():
+        console.print(results.table(title, columns, found[name]))
+    results.write(path, "search", seed, searches=searches, targets_us=TARGETS_US, **found)
 
 
 if __name__ == "__main__":

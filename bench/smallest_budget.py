@@ -16,16 +16,14 @@ operator reads, makes and needs meanwhile, beside the constants that are alive t
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
+import click
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from bench import results
 from bench.measure import Profile, Run, Thrashing, profile, train_plain, try_train
@@ -116,64 +114,54 @@ def measure(name: str, steps: int, resolution: float, **options: Any) -> dict[st
     }
 
 
-def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """The rows as a table."""
-    table = Table(title="Smallest budget that trains")
-    for column in (
-        "job",
-        "idle MiB",
-        "activations MiB",
-        "smallest MiB",
-        "of activations",
-        "by bytes",
-        "bound",
-    ):
-        table.add_column(column, justify="left" if column == "job" else "right")
-    for column in ("evictions", "remats", "slowdown", "same bits"):
-        table.add_column(column, justify="right")
-    for row in rows:
-        table.add_row(
-            row["job"],
-            f"{row['idle_bytes'] / results.MIB:.2f}",
-            f"{row['activation_bytes'] / results.MIB:.2f}",
-            f"{row['smallest_budget_bytes'] / results.MIB:.2f}",
-            f"{row['smallest_fraction']:.1%}",
-            f"{row['by_bytes_fraction']:.1%}",
-            f"{row['bound_fraction']:.1%}",
-            str(row["evictions"]),
-            str(row["rematerializations"]),
-            f"{row['slowdown']:.2f}x",
-            "yes" if row["same_bits"] else "NO",
-        )
-    console.print(table)
+COLUMNS = {
+    "job": "{job}",
+    "idle MiB": "{idle_mib:.2f}",
+    "activations MiB": "{activation_mib:.2f}",
+    "smallest MiB": "{smallest_budget_mib:.2f}",
+    "of activations": "{smallest_fraction:.1%}",
+    "by bytes": "{by_bytes_fraction:.1%}",
+    "bound": "{bound_fraction:.1%}",
+    "evictions": "{evictions:}",
+    "remats": "{rematerializations:}",
+    "slowdown": "{slowdown:.2f}x",
+    "same bits": "{same_bits}",
+}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="The smallest budget under which a job trains.")
-    parser.add_argument("--job", action="append", choices=sorted(JOBS), help="default: all")
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--scale", type=float, default=1.0, help="factor on batch sizes")
-    parser.add_argument("--resolution", type=float, default=0.01, help="of activation memory")
-    parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="PATH", help="write results there, - for stdout")
-    parser.add_argument("--smoke", action="store_true", help="two jobs, coarse, seconds")
-    args = parser.parse_args()
+@click.command(help=(__doc__ or "").split("\n\n")[0])
+@click.option("--job", "jobs", multiple=True, type=click.Choice(list(JOBS)), help="Default: all.")
+@click.option("--steps", default=3, show_default=True)
+@click.option("--scale", default=1.0, help="Factor on batch sizes.")
+@click.option("--resolution", default=0.01, show_default=True, help="Of activation memory.")
+@click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "cuda"]))
+@click.option("--seed", default=0)
+@results.options("Two jobs, coarse, seconds.")
+def main(
+    jobs: tuple[str, ...],
+    steps: int,
+    scale: float,
+    resolution: float,
+    device: str,
+    seed: int,
+    path: str | None,
+    smoke: bool,
+) -> None:
     torch.set_num_threads(1)
-    device = results.pick_device(args.device)
-    jobs = args.job or (["mlp", "inplace"] if args.smoke else list(JOBS))
-    resolution = 0.25 if args.smoke else args.resolution
+    device = results.pick_device(device)
+    names = jobs or (("mlp", "inplace") if smoke else tuple(JOBS))
+    resolution = 0.25 if smoke else resolution
     console = results.console()
     rows = []
-    for name in jobs:
+    for name in names:
         with console.status(f"bisecting {name}"):
-            options = {"scale": args.scale, "device": device, "seed": args.seed}
-            rows.append(measure(name, args.steps, resolution, **options))
-    show(rows, console)
-    if args.json:
-        document = results.environment(device, args.seed) | {"bench": "smallest_budget"}
-        document |= {"steps": args.steps, "scale": args.scale, "resolution": resolution}
-        results.write_json(document | {"results": rows}, args.json)
+            options = {"scale": scale, "device": device, "seed": seed}
+            rows.append(measure(name, steps, resolution, **options))
+    console.print(results.table("Smallest budget that trains", COLUMNS, rows))
+    if path:
+        document = results.environment(device, seed) | {"bench": "smallest_budget"}
+        document |= {"steps": steps, "scale": scale, "resolution": resolution}
+        results.write_json(document | {"results": rows}, path)
 
 
 if __name__ == "__main__":

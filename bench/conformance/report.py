@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.peers.report import table
+
 KINDS = ("operators", "modules", "optimizers")
 OUTCOMES = ("all", "some", "none", "no results")
 LIMITS = {"64": "64 bytes (default)", "0": "none (`tiny:0`)"}
@@ -73,11 +75,6 @@ def _code(names: Any) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
-
-
 def markdown(document: dict[str, Any]) -> str:
     """The page: counts, then what is kept and why."""
     counts = [
@@ -89,19 +86,19 @@ def markdown(document: dict[str, Any]) -> str:
         f"PyTorch {document['torch']}, dtr_alloc {document['dtr_alloc']} (commit "
         f"`{document['commit']}`), {document['date']}.",
         "## How many",
-        _table(("", "tiny up to", *OUTCOMES), counts),
+        table(("", "tiny up to", *OUTCOMES), counts),
         "## What is kept, and why",
     ]
     kept = [
         (of["reason"], _code(of["made_by"]), of["kind"], of["results"], _cases(of["cases"]))
         for of in document["kept"]
     ]
-    parts.append(_table(("reason", "made by", "", "results", "cases"), kept))
+    parts.append(table(("reason", "made by", "", "results", "cases"), kept))
     without = ", ".join(f"`{name}`" for _, name in document["no results"])
     parts += [f"Without results: {without or 'none'}.", "## Other bits and errors"]
     bad = [(*case[:2], case[2]) for case in document["errors"]]
     bad += [(*case[:2], "; ".join(case[2])) for case in document["other bits"]]
-    parts.append(_table(("", "case", "what"), bad) if bad else "None.")
+    parts.append(table(("", "case", "what"), bad) if bad else "None.")
     return "\n\n".join(parts)
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,16 +33,25 @@ import torch
 from rich.table import Table
 
 from bench import results
-from bench.foreign.job import CHECKOUTS, JOBS, Missing
+from bench.foreign.build import build
+from bench.foreign.job import CHECKOUTS, JOBS
 from bench.foreign.report import COLUMNS, lines, summary
-from bench.foreign.worker import CHECKPOINT, WAYS, profile, worker
-from bench.heap import cpu_name
-from bench.measure import Profile, in_own_process
-from bench.turns import PATIENCE, Turns
+from bench.interleaved import PATIENCE, Ended, Interleaved, Process, Way, profile, shape_of
 
 SHARES = (0.8, 0.6, 0.5, 0.4, 0.3)
 FIRST, LAST = 5, 10
 STEPS = 40
+PRELOAD = ["bench.foreign.build"]
+CHECKPOINT = "checkpoint"
+WAYS: dict[str, dict[str, Any] | None] = {
+    "default": {},
+    "dtr-full": {"heuristic": "dtr-full"},
+    "dtr-eqclass": {"heuristic": "dtr-eqclass"},
+    CHECKPOINT: None,
+}
+"""The settings of each; None: the model is edited instead."""
+TOLD = ("evictions", "rematerializations", "plan_misses", "search_seconds")
+"""Of stats(), at the end."""
 
 
 def measure(
@@ -53,33 +63,39 @@ def measure(
 ) -> Iterator[dict[str, Any]]:
     """The rows of a job: one that says what it is, and its cells."""
     about = {"job": name, "source": JOBS[name].source, "chain": JOBS[name].chain}
+    make, edited = partial(build, name, checkouts), partial(build, name, checkouts, True)
     try:
-        found = in_own_process(profile, name, checkouts)
-    except Exception as error:  # The code is not ours, and another version may raise any.
-        reason = str(error) if isinstance(error, Missing) else f"{type(error).__name__}: {error}"
-        yield about | {"skipped": reason.splitlines()[0]}
+        found = profile(make, PRELOAD)
+    except Ended as end:  # The code is not ours, and another version may raise any error.
+        yield about | {"skipped": str(end).removeprefix("Missing: ")}
         return
-    shape = Profile(found["idle"], found["peak"])
+    shape = shape_of(found)
     yield about | found | {"activations": shape.activation_bytes}
     unedited = [way for way in methods if way != CHECKPOINT]
     budgets: dict[float | str, tuple[int, list[str]]] = {
         share: (shape.budget(share), unedited) for share in shares
     }
     if CHECKPOINT in methods and JOBS[name].blocks is not None:
-        edited = in_own_process(profile, name, checkouts, True)
-        budgets[CHECKPOINT] = edited["peak"], ["default", CHECKPOINT]
+        budgets[CHECKPOINT] = profile(edited, PRELOAD)["peak"], ["default", CHECKPOINT]
     for share, (budget, ways) in budgets.items():
         with ExitStack() as stack:
-            start = partial(worker, name, checkouts, found["seconds"])
-            turns = Turns(stack, name, start, steps)
+
+            def start(way: str, budget: int = budget) -> Process:
+                settings = WAYS.get(way)
+                trained = Way() if settings is None else Way(settings | {"budget": budget})
+                return Process(edited if way == CHECKPOINT else make, PRELOAD, trained)
+
+            turns = Interleaved(stack, name, start, "plain", step_seconds=found["seconds"])
             for way in ways:
-                turns.add(way, method=way, budget=budget)
+                turns.add(way, way)
             turns.run(steps)
         plain = turns.times["plain"]
         for way, result in turns.ways.items():
-            times = turns.times[way]
+            times, counters = turns.times[way], result.pop("counters", [])
             row = {"job": name, "share": share, "budget": budget, "method": way, **result}
             row["trained_steps"] = len(times)
+            if counters and counters[0]:
+                row |= _told(counters)
             if way != "plain":
                 row.pop("step_seconds", None)
                 if len(times) >= FIRST:
@@ -88,7 +104,17 @@ def measure(
                 if len(times) == steps:
                     pairs = list(zip(times, plain, strict=True))[FIRST:][-LAST:]
                     row["late"] = median(way[0] / plain[0] for way, plain in pairs)
-            yield row
+            yield {"planned_since": None, "planned_steps": 0} | row
+
+
+def _told(counters: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the counters say of a run, and of its plans."""
+    end = counters[-1]
+    planned = pairwise([0, *(each["planned"] for each in counters)])
+    served = [i for i, (before, now) in enumerate(planned) if now > before]
+    found = {key: end[key] for key in TOLD}
+    found["repeated"] = end["recompute_cost_seconds"] / end["total_cost_seconds"]
+    return found | {"planned_since": served[0] if served else None, "planned_steps": len(served)}
 
 
 def _sum(times: list[tuple[float, ...]], clock: int) -> float:
@@ -161,7 +187,7 @@ def main(
     jobs, methods = jobs or tuple(JOBS), methods or tuple(WAYS)
     if smoke:
         jobs, shares, steps = ("attending_gru",), (0.5,), FIRST + 1
-    document = results.environment("cpu", 0) | {"bench": "foreign", "processor": cpu_name()}
+    document = results.environment("cpu", 0) | {"bench": "foreign"}
     document |= {"steps": steps, "first": FIRST, "last": LAST, "patience": PATIENCE}
     document |= {"jobs": [], "cells": []}
     for name in jobs:
@@ -173,10 +199,8 @@ def main(
                     results.write_json(document, path)
                 if "skipped" in row:
                     console.print(f"{name}: {row['skipped']}")
-    shown = Table(*COLUMNS, title="Steps against plain PyTorch's, at shares of the activations")
-    for line in lines(document):
-        shown.add_row(*line)
-    console.print(shown)
+    title = "Steps against plain PyTorch's, at shares of the activations"
+    console.print(results.lines(title, COLUMNS, lines(document)))
     console.print(summary(document))
     if path == "-":
         results.write_json(document, path)

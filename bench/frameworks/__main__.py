@@ -30,17 +30,15 @@ from typing import Any
 
 import click
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from bench import results
 from bench.frameworks.jobs import DISTRIBUTED, JOBS
 from bench.frameworks.report import COLUMNS, cells
 from bench.frameworks.worker import SEED
-from bench.heap import cpu_name
+from bench.interleaved import KEEP_MEMORY, Budget, Child, Ended, Interleaved, different
 from bench.measure import Profile
+from bench.smallest_budget import bisect
 from bench.studies.floor import least_bytes
-from bench.turns import KEEP_MEMORY, Budget, Child, Ended, Turns, different
 from dtr_alloc.oplog import compile_log
 
 ROOT = Path(__file__).parents[2]
@@ -107,21 +105,22 @@ def smallest(
     folder: Path, job: str, plain: dict[str, Any], shape: Profile, resolution: float
 ) -> dict[str, Any]:
     """The smallest budget in which a job trains a few steps, and what differs there."""
-    found: dict[str, Any] = {"outcome": "none trains"}
-    low, high = 0.0, 1.0
-    while high - low > resolution:
-        middle = (low + high) / 2
-        budget = shape.budget(middle)
+    ended: list[str] = []
+
+    def train(budget: int) -> list[str] | None:
         try:
-            differs = different(plain["state"], few_steps(folder, job, budget=budget)["state"])
+            return different(plain["state"], few_steps(folder, job, budget=budget)["state"])
         except Ended as end:
-            low = middle
-            if str(end) != "out of memory":
-                found.setdefault("ended", []).append(str(end))
-        else:
-            high = middle
-            found |= {"outcome": "trains", "bytes": budget, "part": middle, "differs": differs}
-    return found
+            ended.extend([str(end)] if str(end) != "out of memory" else [])
+            return None
+
+    worked = bisect(shape, resolution, train)
+    found: dict[str, Any] = {"ended": ended} if ended else {}
+    if not worked:
+        return found | {"outcome": "none trains"}
+    budget, differs = worked[-1]
+    part = round(shape.fraction(budget), 4)
+    return found | {"outcome": "trains", "bytes": budget, "part": part, "differs": differs}
 
 
 def measure(job: str, rounds: int, resolution: float) -> dict[str, Any]:
@@ -134,20 +133,20 @@ def measure(job: str, rounds: int, resolution: float) -> dict[str, Any]:
         folder, steps = Path(name), FIRST_STEPS + rounds
         log = folder / "log-{rank}"
 
-        def start(_: str | None, budget: Budget | None) -> Child:
+        def start(budget: Budget | None) -> Child:
             # With a file of costs a job waits for what is learned.
             costs = folder / f"costs-{budget}-{{rank}}.json"
             settings = {} if budget is None else {"budget": budget, "costs": costs}
             return Processes(folder, job, steps, FIRST_STEPS, settings)
 
         first = pool.submit(few_steps, folder, job, log=log)
-        turns = Turns(stack, job, start, FIRST_STEPS, GRACE_SECONDS)
+        turns = Interleaved(stack, job, start, None, first_steps=FIRST_STEPS, grace=GRACE_SECONDS)
         plain = first.result()
         shape = Profile(plain["idle"], plain["peak"])
         budgets: dict[str, Budget] = {"no limit": "unlimited"}
         budgets |= {f"{share:.0%}": shape.budget(share) for share in SHARES}
         least = pool.submit(smallest, folder, job, plain, shape, resolution)
-        list(pool.map(lambda way: turns.add(way, budget=budgets[way]), budgets))
+        list(pool.map(lambda way: turns.add(way, budgets[way]), budgets))
         row = {"job": job, "idle_bytes": shape.idle_bytes, "peak_bytes": shape.peak_bytes}
         row |= {"bound_bytes": least_bytes(compile_log(str(log).format(rank=0)))}
         row |= {"smallest": least.result()}
@@ -157,15 +156,6 @@ def measure(job: str, rounds: int, resolution: float) -> dict[str, Any]:
     for way in ways.values():
         way.pop("kept", None)
     return row | {"ways": ways, "kept": [each for each in kept if each[0] >= LEAST_KEPT_BYTES]}
-
-
-def show(document: dict[str, Any], console: Console) -> None:
-    table = Table(title="Steps against plain PyTorch's, in shares of the activation memory")
-    for column in COLUMNS:
-        table.add_column(column)
-    for row in cells(document):
-        table.add_row(*row)
-    console.print(table)
 
 
 def versions() -> dict[str, str]:
@@ -188,11 +178,11 @@ def main(jobs: tuple[str, ...], rounds: int, path: str | None, smoke: bool) -> N
         with console.status(name):
             rows.append(measure(name, 1 if smoke else rounds, resolution))
     document = results.environment("cpu", SEED) | {"bench": "frameworks", "rounds": rounds}
-    document |= {"processor": cpu_name(), "resolution": resolution}
-    document |= {"versions": {} if smoke else versions(), "results": rows}
+    document |= {"resolution": resolution, "versions": {} if smoke else versions(), "results": rows}
     if path:
         results.write_json(document, path)
-    show(document, console)
+    title = "Steps against plain PyTorch's, in shares of the activation memory"
+    console.print(results.lines(title, COLUMNS, cells(document)))
 
 
 if __name__ == "__main__":

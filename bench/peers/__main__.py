@@ -17,26 +17,38 @@ a cell has their medians.
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import click
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from bench import results
-from bench.heap import cpu_name
-from bench.measure import Profile
+from bench.interleaved import (
+    PATIENCE,
+    WARM_STEPS,
+    Ended,
+    Interleaved,
+    Process,
+    Way,
+    added,
+    profile,
+    shape_of,
+)
+from bench.models import Job
 from bench.peers.jobs import SUBJECTS
-from bench.peers.methods import METHODS
+from bench.peers.methods import METHODS, build
 from bench.peers.report import COLUMNS, cells, others, summary
-from bench.peers.worker import FIRST_STEPS, worker
-from bench.turns import PATIENCE, Turns
 
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+PRELOAD = ["bench.peers.methods", "torch._dynamo"]
+LEARN_STEPS = 34
+"""Before the rounds: enough to learn a step, and to see what came of it."""
 
 
 def compare(
@@ -46,50 +58,61 @@ def compare(
     methods = {
         name: lines for name, each in METHODS.items() if (lines := each.lines_in(SUBJECTS[job]))
     }
-    with ExitStack() as stack:
-        turns = Turns(stack, job, partial(worker, job, scale=scale), FIRST_STEPS)
-        ways = turns.ways
-        shape = Profile(ways["plain"]["idle"], ways["plain"]["peak"])
-        budgets: dict[str | float, int] = {part: shape.budget(part) for part in parts}
+    make = {name: partial(build, job, name, scale) for name in ("", *methods)}
+    held = {"": _held(make[""])}
+    shape = shape_of(held[""])
+    budgets: dict[str | float, int] = {part: shape.budget(part) for part in parts}
+    with ExitStack() as stack, tempfile.TemporaryDirectory() as folder:
+
+        def start(of: tuple[str, Way]) -> Process:
+            return Process(make[of[0]], PRELOAD, of[1])
+
+        ways = Interleaved(stack, job, start, ("", Way()), step_seconds=held[""]["seconds"])
         for name in methods:
-            turns.add(name, method=name)
-            if "peak" in ways[name]:
-                budgets[name] = ways[name]["peak"]
-        for memory, budget in budgets.items():
-            turns.add(_ours(memory), budget=budget)
-        turns.run(rounds)
-    peak, cells = ways["plain"]["peak"], list[dict[str, Any]]()
+            try:
+                held[name] = _held(make[name])
+            except Ended as end:
+                ways.ways[name] = {"outcome": str(end)}
+                continue
+            budgets[name] = held[name]["peak"]
+            ways.add(name, (name, Way()))
+        for number, (memory, budget) in enumerate(budgets.items()):
+            # With a file of costs a job waits for what is learned: nothing runs beside its steps.
+            costs = Path(folder) / f"costs{number}.json"
+            ways.add(_ours(memory), ("", Way({"budget": budget, "costs": costs})))
+        ways.run(rounds, untold=LEARN_STEPS)
+    for name, found in ways.ways.items():
+        counters = found.pop("counters", [])
+        if counters and counters[0]:
+            found["added"] = added(counters, rounds)
+        elif found["outcome"] == "trains":
+            found |= {key: held["" if name == "plain" else name][key] for key in ("peak", "idle")}
+    peak, rows, of = shape.peak_bytes, list[dict[str, Any]](), ways.ways
     for name, lines in methods.items():
         row: dict[str, Any] = {"job": job, "method": name, "lines": lines}
-        row |= {"plain": ways["plain"], "peer": ways[name]}
+        row |= {"plain": of["plain"], "peer": of[name]}
         if name in budgets:
-            row |= {"ours": ways[_ours(name)], "share": budgets[name] / peak}
+            row |= {"ours": of[_ours(name)], "share": budgets[name] / peak}
             if all(row[way]["outcome"] == "trains" for way in ("peer", "ours")):
-                both = zip(turns.times[_ours(name)], turns.times[name], strict=True)
+                both = zip(ways.times[_ours(name)], ways.times[name], strict=True)
                 row["ours_over_peer"] = median(ours[0] / peer[0] for ours, peer in both)
-        cells.append(row)
+        rows.append(row)
     line = [
-        {"job": job, "part": part, "share": budgets[part] / peak, "ours": ways[_ours(part)]}
+        {"job": job, "part": part, "share": budgets[part] / peak, "ours": of[_ours(part)]}
         for part in parts
     ]
-    return cells, line
+    return rows, line
+
+
+def _held(make: Callable[[], Job]) -> dict[str, Any]:
+    """What a job holds in its first steps, of which no operators are recorded."""
+    with tempfile.TemporaryDirectory() as folder:
+        return profile(make, PRELOAD, WARM_STEPS, {"trace": Path(folder) / "trace"})
 
 
 def _ours(memory: str | float) -> str:
     """The way that trains under dtr_alloc in the memory of a method, or in a part of the job's."""
     return f"ours in {memory}"
-
-
-def show(document: dict[str, Any], console: Console) -> None:
-    table = Table(title="In the memory of each method: steps against plain PyTorch's")
-    for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("job", "method") else "right")
-    for row in cells(document):
-        table.add_row(*row)
-    console.print(table)
-    for each in others(document):
-        console.print(f"not compared: {each}")
-    console.print(summary(document))
 
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
@@ -102,23 +125,20 @@ def main(jobs: tuple[str, ...], rounds: int, path: str | None, smoke: bool) -> N
     parts = (0.5,) if smoke else SHARES
     rounds = 1 if smoke else rounds
     console = results.console()
-    found: dict[str, list[dict[str, Any]]] = {"cells": [], "lines": []}
+    found: dict[str, Any] = {"cells": [], "lines": []}
     for name in names:
         scale = 1.0 if smoke else SUBJECTS[name].scale
         with console.status(name):
-            cells, line = compare(name, parts, rounds, scale)
-        found["cells"] += cells
+            rows, line = compare(name, parts, rounds, scale)
+        found["cells"] += rows
         found["lines"] += line
-    document = results.environment("cpu", 0) | {"bench": "peers", "processor": cpu_name()}
-    document |= {
-        "rounds": rounds,
-        "patience": PATIENCE,
-        "edits": {name: each.text for name, each in METHODS.items()},
-    }
-    document |= found
-    if path:
-        results.write_json(document, path)
-    show(document, console)
+    title = "In the memory of each method: steps against plain PyTorch's"
+    console.print(results.lines(title, COLUMNS, cells(found)))
+    for each in others(found):
+        console.print(f"not compared: {each}")
+    console.print(summary(found))
+    edits = {name: each.text for name, each in METHODS.items()}
+    results.write(path, "peers", rounds=rounds, patience=PATIENCE, edits=edits, **found)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from bench.peers.jobs import LongLstm, Subject, TreeJob
+from bench.models import Job
+from bench.peers.jobs import SUBJECTS, LongLstm, Subject, TreeJob
 
 aten = torch.ops.aten
 SAVED = [
@@ -137,3 +138,12 @@ METHODS = {
     "compiled, budget 0.5": Method(partial(compiled, budget=0.5), 3, "an import, that, a setting"),
     "compiled, budget 0.2": Method(partial(compiled, budget=0.2), 3, "an import, that, a setting"),
 }
+
+
+def build(name: str, method: str, scale: float) -> Job:
+    """A job, edited by a method if there is one."""
+    subject = SUBJECTS[name]
+    job = subject.kind(scale=scale)
+    if method:
+        METHODS[method].edit(subject, job)
+    return job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 EVEN = 0.02
@@ -86,8 +87,9 @@ def lost(document: dict[str, Any]) -> list[tuple[str, ...]]:
     return lines
 
 
-def table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
-    return "\n".join(f"| {' | '.join(line)} |" for line in [head, ("---",) * len(head), *lines])
+def table(head: tuple[str, ...], lines: Iterable[tuple[Any, ...]]) -> str:
+    rows = [head, ("---",) * len(head), *lines]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
 
 
 def markdown(document: dict[str, Any]) -> str:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from bench.studies.log import Log
+from bench.studies.panels import name_axes, panel_grid
 from bench.studies.study import Document, Options, Study
 from dtr_alloc import oplog
 from dtr_alloc.oplog import Program
@@ -141,28 +142,12 @@ COLORS = {4: "#d55e00", 8: "#e69f00", 16: "#009e73", 32: "#0072b2"}
 
 
 def draw(document: Document) -> Mapping[str, Figure]:
-    from matplotlib.figure import Figure
-
     shown = list(dict.fromkeys(row[2] for row in document["runs"]))
-    columns = 5
-    high = -(-len(shown) // columns)
-    figure = Figure(figsize=(3 * columns, 1.2 + 3.1 * high), layout="constrained")
-    panels = figure.subplots(high, columns, sharex=True, sharey=True)
-    for axes in panels.flat[len(shown) :]:
-        axes.set_axis_off()
+    figure, panels = panel_grid(len(shown), panel=(3, 3.1), margin=(0.8, 1.2))
     for axes, heuristic in zip(panels.flat, shown, strict=False):
         _panel(axes, [row for row in document["runs"] if row[2] == heuristic])
         axes.set_title(heuristic, fontsize=10)
-    for axes in panels[:, 0]:
-        axes.set_ylabel("operators per node")
-    for axes in panels[-1]:
-        axes.set_xlabel("N / B")
-    figure.legend(
-        *panels.flat[0].get_legend_handles_labels(),
-        loc="outside lower center",
-        ncols=3,
-        frameon=False,
-    )
+    name_axes(figure, panels, "N / B", "operators per node", ncols=3)
     return {"": figure}
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from bench.studies.panels import name_axes, panel_grid
 from bench.studies.published import published_logs
 from bench.studies.study import Document, Options, Study
 from dtr_alloc import oplog
@@ -248,39 +249,24 @@ def _draw_floors(document: Document) -> Figure:
 
 def _draw_slowdowns(document: Document) -> Figure:
     """What budgets near the floor cost, for the first heuristic."""
-    from matplotlib.figure import Figure
-
-    logs = [row[0] for row in document["logs"]]
     least = {row[0]: 100 * row[3] for row in document["logs"]}
     heuristic = document["sweeps"][0][1]
-    columns = min(4, len(logs))
-    lines = -(-len(logs) // columns)
-    figure = Figure(figsize=(3.2 * columns, 2.6 * lines + 0.5))
-    grid = figure.subplots(lines, columns, squeeze=False)
-    for axes in grid.flat:
-        axes.set_visible(False)
-    for log, axes in zip(logs, grid.flat, strict=False):
-        axes.set_visible(True)
-        for name, of, first, step, values in document["sweeps"]:
-            if (name, of) != (log, heuristic):
-                continue
-            x = [first + step * i for i in range(len(values))]
-            y = [float("nan") if isinstance(value, str) else value for value in values]
-            axes.plot(x, y, color=COLOR, linewidth=1.6)
+    figure, panels = panel_grid(len(least), panel=(3.2, 2.6), margin=(0.5, 0.8))
+    sweeps = [row for row in document["sweeps"] if row[1] == heuristic]
+    for axes, (log, _, first, step, values) in zip(panels.flat, sweeps, strict=False):
+        x = [first + step * i for i in range(len(values))]
+        y = [float("nan") if isinstance(value, str) else value for value in values]
+        axes.plot(x, y, color=COLOR, linewidth=1.6, label=heuristic)
         axes.axvline(least[log], color="black", linestyle=":", linewidth=1)
-        axes.set_yscale("log")
-        ticks = [1, 1.5, 2, 3, 5, 10]
-        axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.minorticks_off()
-        axes.set_ylim(0.97, 11)
-        axes.set_xlim(0, 50)
         axes.set_title(log, fontsize=10)
-        axes.tick_params(labelsize=8)
         axes.grid(True, linewidth=0.3)
-        axes.set_xlabel("budget, % of the peak", fontsize=8)
-        axes.set_ylabel("compute, in terms of the log's", fontsize=8)
-    figure.suptitle(heuristic, fontsize=10)
-    figure.tight_layout()
+    first_panel = panels[0, 0]
+    first_panel.set_yscale("log")
+    ticks = [1, 1.5, 2, 3, 5, 10]
+    first_panel.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    first_panel.minorticks_off()
+    first_panel.set(ylim=(0.97, 11), xlim=(0, 50))
+    name_axes(figure, panels, "budget, % of the peak", "compute, in terms of the log's", ncols=1)
     return figure
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bench.studies import checkout
+from bench.studies.panels import rounded
 from bench.studies.study import Document, Options, Study
 
 if TYPE_CHECKING:
@@ -19,16 +19,13 @@ MIB = 2**20
 
 def compute(options: Options) -> Document:
     """One row per job: the largest inputs with and without dtr_alloc, memory and times."""
-    given = ["--smoke"] if options.smoke else ["--at-once", str(options.workers.jobs)]
-    found = checkout.bench("bench.large_inputs", *given)
+    from bench import large_inputs
+
+    found = large_inputs.document(options.smoke, options.workers.jobs)
     kept = ("torch", "processor", "commit", "heuristic", "wall_bytes", "slack", "resolution")
     head = {key: found[key] for key in (*kept, "repeats_per_operator")}
-    rows = [{key: _rounded(value) for key, value in row.items()} for row in found["results"]]
+    rows = [{key: rounded(value) for key, value in row.items()} for row in found["results"]]
     return head | {"rows": rows}
-
-
-def _rounded(value: object) -> object:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def draw(document: Document) -> Mapping[str, Figure]:

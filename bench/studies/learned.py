@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bench.studies.panels import name_axes, panel_grid
+from bench.studies.panels import name_axes, panel_grid, rows_of
 from bench.studies.published import THRASHING, published_logs
 from bench.studies.study import Document, Options, Study
 from dtr_alloc.oplog import Program, repeated
@@ -55,7 +55,7 @@ def _cell(programs: Mapping[str, Program], log: str, ratio: float) -> list[Any]:
 
 
 def draw(document: Document) -> Mapping[str, Figure]:
-    rows = [dict(zip(document["columns"], row, strict=True)) for row in document["rows"]]
+    rows = rows_of(document)
     logs = list(dict.fromkeys(row["log"] for row in rows))
     figure, panels = panel_grid(len(logs), panel=(3.3, 2.6), margin=(0.8, 1.0))
     for panel, log in zip(panels.flat, logs, strict=False):

@@ -24,6 +24,16 @@ COLORS: Mapping[str, str] = {
 }
 
 
+def rows_of(document: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a document's table, by its columns."""
+    return [dict(zip(document["columns"], row, strict=True)) for row in document["rows"]]
+
+
+def rounded(value: object) -> object:
+    """A figure to four digits; anything else as it is."""
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
 def panel_grid(
     count: int, panel: tuple[float, float], margin: tuple[float, float]
 ) -> tuple[Figure, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bench.studies import checkout
+from bench.studies.panels import rounded
 from bench.studies.study import Document, Options, Study
 
 if TYPE_CHECKING:
@@ -37,19 +37,18 @@ LABELS = {
 
 def compute(options: Options) -> Document:
     """One row per job and budget: its outcome, and each part's time in steps without dtr_alloc."""
-    found = checkout.bench("bench.breakdown", *(["--smoke"] if options.smoke else []))
+    from bench import breakdown
+    from bench.measure import in_own_process
+
+    found = in_own_process(breakdown.document, options.smoke)
     kept = ("torch", "processor", "threads", "commit", "heuristic", "scale", "rounds", "steps")
     rows = [
-        {key: _rounded(value) for key, value in row.items() if key != "parts"}
-        | {part: _rounded(ratio) for part, ratio in row.get("parts", {}).items()}
+        {key: rounded(value) for key, value in row.items() if key != "parts"}
+        | {part: rounded(ratio) for part, ratio in row.get("parts", {}).items()}
         for row in found["results"]
     ]
     head = {key: found[key] for key in kept}
     return head | {"parts": found["parts"], "rows": rows}
-
-
-def _rounded(value: object) -> object:
-    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def draw(document: Document) -> Mapping[str, Figure]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.studies import schedules
 from bench.studies.job_logs import job_logs
-from bench.studies.panels import COLORS, name_axes, panel_grid
+from bench.studies.panels import COLORS, name_axes, panel_grid, rows_of
 from bench.studies.published import THRASHING, published_logs
 from bench.studies.study import Document, Options, Study
 from dtr_alloc.oplog import Program
@@ -95,9 +95,8 @@ _LINES = (
 
 
 def draw(document: Document) -> Mapping[str, Figure]:
-    rows = [dict(zip(document["columns"], row, strict=True)) for row in document["rows"]]
     panels_of: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
+    for row in rows_of(document):
         panels_of.setdefault((row["logs"], row["log"]), []).append(row)
     figure, panels = panel_grid(len(panels_of), panel=(3.3, 2.6), margin=(0.8, 1.0))
     for panel, ((logs, name), of_log) in zip(panels.flat, panels_of.items(), strict=False):

@@ -18,7 +18,7 @@ struct RoomPrice {
     // bench/results/gpu_mapping.json).
     constexpr double kMapPageNs = 2000;
     constexpr double kMapChunkNs = 40e3;
-    // About what a step of U-Net takes longer for each (bench.learning).
+    // About what a step of U-Net takes longer for each (bench.sweep learning).
     constexpr double kRemapNs = 50e3;
     // Searches of jobs of bench.models took 4 to 15 us each, at 0.5 to 0.2 of their activation memory.
     constexpr double kSearchNs = 5000;

@@ -13,7 +13,7 @@ from bench.breakdown import PARTS, calm, fault_seconds, watched_session
 from bench.foreign import report as foreign
 from bench.overhead import Counting
 from bench.peers.report import cells, summary
-from bench.walled import INPUTS, build, largest
+from bench.rss_limit import INPUTS, build, largest
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Bench scripts run in their smoke modes and write JSON with what they promise.
 
-Those that a study runs (bench.breakdown, bench.large_inputs) are in tests/studies.
+The studies are in tests/studies.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import dtr_alloc
 from bench.frameworks.report import cells, kept
 from bench.frameworks.worker import kept_now
 from bench.peers.report import markdown
+from bench.sweep import EXPERIMENTS
 
 pytestmark = pytest.mark.long
 
@@ -44,12 +45,20 @@ def test_smallest_budget() -> None:
         assert row["smallest_fraction"] <= 0.5
 
 
-def test_job_sweep() -> None:
-    """One job at two budgets under two policies, bits compared."""
-    document = run("bench.job_sweep")
-    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
-    assert len(document["results"]) == 4
-    assert {row["outcome"] for row in document["results"]} == {"same bits"}
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_sweep(name: str) -> None:
+    """One job in one budget under each setting of an experiment, bits compared."""
+    document = run("bench.sweep", name)
+    assert document.keys() >= ENVIRONMENT | {"results", "rounds", "scale", "steps"}
+    rows = {row["policy"]: row for row in document["results"]}
+    outcomes = {name: row["outcome"] for name, row in rows.items()}
+    if name == "custom-operators":
+        assert outcomes.pop("not trusted") == "out of memory"
+    assert outcomes.keys() >= {"plain", "unlimited"}
+    assert set(outcomes.values()) == {"same bits"}
+    assert all(rows[setting]["step_ratio"] > 0 for setting in outcomes)
+    moved = "swapped_in_bytes" if name == "swapping" else "repeated_in_all"
+    assert all(rows[setting][moved] > 0 for setting in outcomes.keys() - {"plain", "unlimited"})
 
 
 def test_suggest() -> None:
@@ -61,47 +70,6 @@ def test_suggest() -> None:
     assert len(row["costs"]) == 3
 
 
-def test_learning() -> None:
-    """One job at one budget, by the rule and learned, bits compared."""
-    document = run("bench.learning")
-    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
-    rows = {row["policy"]: row for row in document["results"]}
-    assert rows.keys() == {"marginal", "adaptive"}
-    assert {row["outcome"] for row in rows.values()} == {"trains"}
-
-
-def test_swapping() -> None:
-    """A GPT larger than its budget, by the rule and learned, bits compared."""
-    document = run("bench.swapping")
-    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
-    rows = {row["policy"]: row for row in document["results"]}
-    assert rows.keys() == {"marginal", "adaptive"}
-    assert {row["outcome"] for row in rows.values()} == {"trains"}
-    assert rows["marginal"]["swapped_in_bytes"] > 0
-
-
-def test_custom_operators() -> None:
-    """A GPT whose attention is a custom operator, at half its activation memory, bits compared."""
-    document = run("bench.custom_operators")
-    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
-    outcomes = {row["way"]: row["outcome"] for row in document["results"]}
-    assert outcomes == {
-        "not trusted": "out of memory",
-        "tried": "same bits",
-        "trusted": "same bits",
-    }
-
-
-def test_changing() -> None:
-    """A job whose steps all differ, at one budget: plain bits by the rule and with learning."""
-    document = run("bench.changing")
-    assert document.keys() >= ENVIRONMENT | {"results", "rounds", "scale", "steps"}
-    for row in document["results"]:
-        assert row["same_bits"]
-        assert row["repeated"] > 0
-        assert row["wall_ratio"] > 0
-
-
 def test_soak() -> None:
     """A few rounds: each job ends with its bits, whatever came before."""
     document = run("bench.soak")
@@ -110,14 +78,6 @@ def test_soak() -> None:
     counts = document["counts"]
     assert counts["compared"] == counts["rounds"] > 0
     assert counts["differences"] == 0
-
-
-def test_long_run() -> None:
-    """A few hundred steps; what is watched is reported per window."""
-    document = run("bench.long_run", "--device", "cpu")
-    assert document.keys() >= ENVIRONMENT | {"results", "growth", "budget_bytes"}
-    assert document["growth"].keys() == {"live_records", "resident_set_bytes", "step_seconds"}
-    assert len(document["results"]) == 20
 
 
 def test_search() -> None:
@@ -135,19 +95,6 @@ def test_search() -> None:
         assert row["searches"] > 0
 
 
-def test_simulator() -> None:
-    """A log read and run, and generated logs."""
-    document = run("bench.simulator")
-    assert document.keys() >= ENVIRONMENT | {"logs", "growth", "goals"}
-    assert {row["heuristic"] for row in document["logs"]} == {"dtr-eqclass", "dtr-full"}
-    for row in document["logs"]:
-        assert row["run_seconds"] > 0
-        assert row["read_seconds"] > 0
-    for row in document["growth"]:
-        assert row["status"] == "ok"
-        assert row["executed"] >= row["operators"]
-
-
 def test_overhead() -> None:
     """What an idle dtr_alloc adds, per operator, in cache and out of it, and per step."""
     document = run("bench.overhead")
@@ -163,15 +110,6 @@ def test_overhead() -> None:
     assert job["operators"] > 1000
     assert job["cpu_ratio"] > 0
     assert job["ratio"] == pytest.approx(job["step_seconds"] / job["step_seconds_plain"])
-
-
-def test_compiled() -> None:
-    """Graphs of torch.compile under budgets: the same bits each way."""
-    document = run("bench.compiled")
-    ways = {row["way"]: row for row in document["results"]}
-    assert ways.keys() == {"plain", "unlimited", "0.9", "0.7", "0.5", "0.4"}
-    assert not any(row["differences"] for row in ways.values())
-    assert ways["0.4"]["rematerializations"] > 0
 
 
 @pytest.mark.parametrize("job", ["digits", "gpt"])

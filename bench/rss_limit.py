@@ -1,6 +1,6 @@
 """One training run in a process that may hold so much memory and no more.
 
-    python -m bench.walled --job lstm --size 400 [--wall BYTES] [--plain] [--steps N]
+    python -m bench.rss_limit --job lstm --size 400 [--wall BYTES] [--plain] [--steps N]
 
 The wall is on the peak resident set: interpreter, PyTorch, tensors, all. (A limit on address
 space or data, RLIMIT_AS or RLIMIT_DATA, would count what dtr_alloc's heap reserves and never
@@ -147,7 +147,7 @@ class Trial:
         """What it found, as "outcome" ("trains", "hits the wall", "out of memory", "thrashes") and,
         if it trains, "step_seconds" and "peak_resident_bytes". Raises RuntimeError with its last
         words if it fails for any other reason."""
-        command = [sys.executable, "-m", "bench.walled", "--job", self.job]
+        command = [sys.executable, "-m", "bench.rss_limit", "--job", self.job]
         command += ["--size", str(self.size), "--steps", str(self.steps)]
         command += ["--plain"] if self.plain else []
         command += [] if self.wall is None else ["--wall", str(self.wall)]
@@ -200,7 +200,7 @@ def largest(
     return low
 
 
-@click.command(help="One training run in a process of its own; used by bench.large_inputs.")
+@click.command(help="One training run in a process of its own; used by the study `large`.")
 @click.option("--job", type=click.Choice(sorted(INPUTS)), required=True)
 @click.option("--size", type=int, required=True)
 @click.option("--wall", type=int, default=None, help="Bytes that the process may hold.")
