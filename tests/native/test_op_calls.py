@@ -140,6 +140,14 @@ class TestFailure:
         assert lib.dtr_remat_commit(toy.frame, 0, 0) == -lib.DTR_STATE
         assert lib.dtr_remat_next(toy.frame) == 0
 
+    def test_what_a_failing_operator_overwrote_is_a_constant_of_unknown_content(self, toy):
+        _, y, z = line(toy, "f", "g")
+        with pytest.raises(Failure):
+            toy.run("add_", (y, MUTATE), fails=fail)
+        toy.verify()
+        assert not toy.evict(y)
+        assert z.comes_back()  # of the old version
+
 
 class TestThreads:
     @pytest.mark.parametrize("dealloc", DEALLOCS)

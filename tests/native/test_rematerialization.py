@@ -132,6 +132,17 @@ class TestSeveralResults:
         toy.verify()
         assert both.comes_back()
 
+    def test_an_operator_may_overwrite_and_make_results_at_once(self, toy):
+        _, y = line(toy, "f")
+        z = toy.one("pop_", (y, MUTATE), words=2 * WORDS)
+        for first, second in ((y, z), (z, y)):
+            toy.materialize(z)
+            toy.materialize(y)
+            assert toy.evict(first)
+            assert toy.evict(second)
+            assert toy.content(first) == first.expected()
+            assert toy.content(second) == second.expected()
+
 
 class TestHistory:
     def test_more_operators_than_the_limit_settle_the_oldest(self, make_toy):
