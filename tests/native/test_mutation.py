@@ -123,6 +123,7 @@ class TestMutation:
         statistics = toy.unseen(WORDS, seed=1)
         y = toy.one("norm", x, (statistics, SCRATCH))
         assert statistics.is_right()
+        toy.one("norm", x, (statistics, SCRATCH), parameter=2)  # which leaves others there
         toy.evict(y)
         assert toy.content(y) == y.expected()
         assert statistics.is_right()
