@@ -4,7 +4,9 @@
 //
 // The device's time is modelled: a kernel takes so long as the bytes or the products that its grid
 // suggests, times NULL_CUDA_DEVICE_SCALE. Events read the sum of what was queued before them, so
-// that the costs of operators, and what is evicted, do not depend on the speed of this machine.
+// that the costs of operators, and what is evicted, do not depend on the speed of this machine. For
+// the same reason a thread that asks for its own use of the processor is told that an operator on the
+// host takes kHostOperatorNs.
 //
 // With NULL_CUDA_PRICES there is a clock, too: the processor time of the threads that launch, times
 // NULL_CUDA_HOST_SCALE, and what calls cost by the list of prices ("cuMemUnmap:2=13713,...": ns of a
@@ -14,8 +16,10 @@
 
 #include <cuda.h>
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <time.h>
 
 #include <algorithm>
@@ -37,6 +41,7 @@ namespace {
 
 constexpr uint64_t kMiB = 1 << 20, kTotalBytes = 150109880320;  // an H200's
 constexpr int kQueue = 1024;
+constexpr long kHostOperatorNs = 100;  // less than the clock says of any
 
 double number(const char* name, double otherwise) {
   const char* value = getenv(name);
@@ -226,6 +231,25 @@ thread_local int capture_mode = 0;
 int primary_context;
 
 }  // namespace
+
+// ---- The C library.
+
+// The costs of operators on the host are read by these (native/base/thread_use.h).
+EXPORT int clock_gettime(clockid_t clock, timespec* time) {
+  static const auto real =
+      reinterpret_cast<int (*)(clockid_t, timespec*)>(dlsym(RTLD_NEXT, "clock_gettime"));
+  if (clock != CLOCK_THREAD_CPUTIME_ID) return real(clock, time);
+  static thread_local long readings = 0;
+  const long ns = ++readings * kHostOperatorNs;
+  *time = {ns / 1000000000, ns % 1000000000};
+  return 0;
+}
+EXPORT int getrusage(int who, rusage* use) {
+  static const auto real = reinterpret_cast<int (*)(int, rusage*)>(dlsym(RTLD_NEXT, "getrusage"));
+  const int status = real(who, use);
+  if (who == RUSAGE_THREAD) use->ru_nvcsw = 0;  // it never waited
+  return status;
+}
 
 EXPORT int cuda_emulator_refuse(const char* function) {
   fprintf(stderr, "null_cuda: %s was called, and does not exist here\n", function);

@@ -172,13 +172,10 @@ bool Mover::move_to(Storage* storage, Place to, Deferred& deferred) {
   dtr_pool_note_move(device.pool, from, to.take(), bytes);
   dtr_pool_free(device.pool, from);
 
-  const int64_t end_ns = now_ns();
-  const int64_t by_hand = queues ? 0 : copied_ns - copy_ns;
-  if (timed && !queues) device.move_price.add_copy(bytes, by_hand);
-  device.move_price.add_launch(end_ns - begin_ns - by_hand);
+  if (timed && !queues) device.move_price.add_copy(bytes, copied_ns - copy_ns);
   ++environment_.stats.moves;
   environment_.stats.moved_bytes += bytes;
-  environment_.stats.move_ns += static_cast<uint64_t>(end_ns - begin_ns);
+  environment_.stats.move_ns += static_cast<uint64_t>(now_ns() - begin_ns);
   environment_.observers.notify(&Observer::moved, storage);
   return true;
 }
