@@ -180,6 +180,8 @@ def _create(device_type: str, config: Config) -> list[Any]:
     pools: list[Any] = []
     created = ffi.new("dtr_pool **")
     try:
+        if device_type == "cuda" and config.pool.chunk == 0:
+            options.chunk_bytes = _chunk_for(config.budget, options)
         for index in range(count):
             options.device = index
             check(lib.dtr_pool_create(options, created))
@@ -189,3 +191,20 @@ def _create(device_type: str, config: Config) -> list[Any]:
             lib.dtr_pool_destroy(pool)
         raise
     return pools
+
+
+def _chunk_for(budget: Budget, options: Any) -> int:
+    """The unit of mapping for a budget, in bytes: about a 1024th of it, and the driver's default
+    (2 MiB) to 16 times that. Showing a chunk elsewhere costs the same whatever its size, and the
+    rest of the last chunk of a hole is lost to large requests."""
+    created, stats = ffi.new("dtr_pool **"), ffi.new("dtr_pool_stats *")
+    check(lib.dtr_pool_create(options, created))
+    try:
+        lib.dtr_pool_get_stats(created[0], stats)
+        chunk, budget_bytes = int(stats.chunk_bytes), budget.resolve(int(stats.total_bytes))
+    finally:
+        lib.dtr_pool_destroy(created[0])
+    if budget_bytes == UNLIMITED_BYTES:
+        return chunk
+    doublings = (budget_bytes // (1024 * chunk)).bit_length() - 1
+    return chunk << min(max(doublings, 0), 4)
