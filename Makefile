@@ -183,7 +183,7 @@ cuda-bridge-check: $(CUDA_CHECK)/core.so $(CUDA_CHECK)/fake_cuda.so
 # CUDA's driver, runtime and kernels (tests/cuda_emulator/README.md). Those pythons need pytest,
 # and what dtr_alloc depends on; the core is that of the virtual environment.
 EMULATED := build/cuda-emulated
-cuda-emulated: EMULATED_TESTS ?= tests/cuda_emulator
+cuda-emulated: EMULATED_TESTS ?= tests/cuda_emulator tests/gpu
 cuda-emulated: $(VENV)/core
 	@test -n "$(CUDA_TORCH_PYTHONS)" || \
 	  { echo "set CUDA_TORCH_PYTHONS to pythons that have CUDA builds of torch"; exit 2; }
@@ -201,8 +201,8 @@ $(call package_in,$(EMULATED)/tree)
 @ln -s "$(CURDIR)"/dtr_alloc/_core.*.so $(EMULATED)/tree/dtr_alloc/
 @ln -s "$(CURDIR)"/bench $(EMULATED)/tree/
 @status=0; for python in $(CUDA_TORCH_PYTHONS); do \
-  PYTHONPATH=$(abspath $(EMULATED))/tree DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache "$$python" -m pytest -W ignore \
-    -p no:cacheprovider -o pythonpath=$(EMULATED)/tree $(PYTEST_ARGS) $(EMULATED_TESTS) \
+  PYTHONPATH=$(abspath $(EMULATED))/tree DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache GPU_TESTS_DEVICE=emulated \
+    "$$python" -m pytest -W ignore -p no:cacheprovider -o pythonpath=$(EMULATED)/tree $(PYTEST_ARGS) $(EMULATED_TESTS) \
     || status=1; \
 done; exit $$status
 endef

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import emulated
 import pytest
 
 HERE = Path(__file__).parent
@@ -63,9 +63,8 @@ class Run:
 class Machine:
     """A machine with emulated devices."""
 
-    def __init__(self, library: Path, folder: Path, management: Path) -> None:
-        self.library, self.folder, self.management = library, folder, management
-        self.runs = 0
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.runs = folder, 0
 
     def run(
         self,
@@ -91,30 +90,16 @@ class Machine:
             path = self.folder / f"script-{self.runs}.py"
             path.write_text(script)
             script = path
-        environ = {
-            name: value for name, value in os.environ.items() if not name.startswith("DTR_ALLOC_")
-        }
-        environ |= {
-            name: os.environ[name] for name in ("DTR_ALLOC_CACHE", "CXX") if name in os.environ
-        }
-        preloaded = [self.library]
+        preloaded = [emulated.library()]
+        own = {"DTR_ALLOC_SWAP": swap}
         if settings is not None:
-            environ["PYTORCH_CUDA_ALLOC_CONF"] = settings
-            preloaded.append(self.management)
+            own["PYTORCH_CUDA_ALLOC_CONF"] = settings
+            preloaded.append(emulated.management())
+        environ = emulated.environment([str(_package_folder())], preloaded, devices, chunk, memory)
         done = subprocess.run(
             [sys.executable, "-W", "ignore", HERE / "start.py", report, str(budget), script]
             + [str(argument) for argument in arguments],
-            env={
-                **environ,
-                "PYTHONPATH": f"{_package_folder()}{os.pathsep}{HERE}",
-                "LD_PRELOAD": " ".join(map(str, preloaded)),
-                "CUDA_EMULATOR_DEVICES": str(devices),
-                "CUDA_EMULATOR_CHUNK": str(chunk),
-                "CUDA_EMULATOR_MEMORY": str(memory),
-                "CUDA_EMULATOR_HOLD": "1",
-                "OMP_NUM_THREADS": "1",
-                "DTR_ALLOC_SWAP": swap,
-            },
+            env=environ | own,
             capture_output=True,
             text=True,
             check=False,
@@ -129,46 +114,5 @@ class Machine:
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in for CUDA, compiled against the headers that torch brought along."""
-    from dtr_alloc import compiler
-    from dtr_alloc.torch import bridge
-
-    folder = tmp_path_factory.mktemp("cuda")
-    output = folder / "cuda_emulator.so"
-    cxx = compiler.find()
-    assert cxx, "no C++ compiler"
-    # The driver's part first: the other's begin() calls it.
-    sources = [
-        HERE.parent / "fake_cuda/fake_cuda.cpp",
-        HERE / "cudart.cpp",
-        HERE / "runtime_common.cpp",
-        HERE / "not_emulated.cpp",
-    ]
-    line = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", "-fvisibility=hidden"]
-    line += [f"-I{path}" for path in bridge._cuda_headers()]
-    line += [*map(str, sources), "-o", str(output), "-Wl,-soname,libcuda.so.1"]
-    line += [f"-Wl,--version-script={HERE / 'versions.map'}", "-ldl", "-lpthread"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return output
-
-
-@pytest.fixture(scope="session")
-def management(library: Path) -> Path:
-    """The stand-in for NVML, in a library of its own, as the real one is."""
-    from dtr_alloc import compiler
-
-    output = library.with_name("nvml_stand_in.so")
-    cxx = compiler.find()
-    assert cxx, "no C++ compiler"
-    line = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", str(HERE / "nvml.cpp")]
-    line += ["-o", str(output), "-Wl,-soname,libnvidia-ml.so.1"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return output
-
-
-@pytest.fixture(scope="session")
-def machine(library: Path, management: Path, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(library, tmp_path_factory.mktemp("jobs"), management)
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    return Machine(tmp_path_factory.mktemp("jobs"))

@@ -92,26 +92,6 @@ print(dtr_alloc.evict(view), dtr_alloc.evict(view * 2))
     assert run.output.splitlines() == ["True False False", "False True", "False False"]
 
 
-def test_tensors_are_not_shared_with_other_processes(machine):
-    run = machine.run(
-        """
-import torch, torch.multiprocessing as mp
-tensor = torch.ones(1000, device="cuda")
-sender = mp.Pipe(duplex=False)[1]
-share = tensor.untyped_storage()._share_cuda_
-for act in (tensor.share_memory_, share, lambda: sender.send(tensor)):
-    try:
-        act()
-    except RuntimeError as error:
-        print(str(error).split(". ")[0].split(";")[0])
-""",
-        budget="unlimited",
-    )
-    refused = run.output.splitlines()
-    assert len(refused) == 3
-    assert all("cannot be shared with other processes" in line for line in refused)
-
-
 def test_a_job_keeps_its_questions_about_memory(machine):
     run = machine.run(
         """

@@ -29,34 +29,6 @@ def digest(*tensors):
     print(found.hexdigest())
 """
 
-PREFETCH = (
-    LAYERS
-    + """
-model = layers(8)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-side = torch.cuda.Stream()
-batches = [torch.randn(512, 128).pin_memory() for _ in range(4)]
-
-def fetch(batch):
-    with torch.cuda.stream(side):
-        return batch.to("cuda", non_blocking=True)
-
-ahead = fetch(batches[0])
-for index in range(4):
-    torch.cuda.current_stream().wait_stream(side)
-    x = ahead
-    x.record_stream(torch.cuda.current_stream())
-    if index + 1 < 4:
-        ahead = fetch(batches[index + 1])
-    optimizer.zero_grad()
-    loss = model(x).square().mean()
-    loss.backward()
-    optimizer.step()
-assert all(batch.is_pinned() for batch in batches)
-digest(loss, *model.parameters())
-"""
-)
-
 TWO_STREAMS = (
     LAYERS
     + """
@@ -118,7 +90,6 @@ digest(loss, *parameters)
 )
 
 CASES = {
-    "prefetch on a side stream": (PREFETCH, 1, ("5MiB", "4MiB")),
     "a model over two streams, without record_stream": (TWO_STREAMS, 1, ("5MiB", "3MiB")),
     "a model on each of two devices": (TWO_DEVICES, 2, ("4MiB", "3MiB")),
     "a model over two devices": (PIPELINE, 2, ("4MiB", "3MiB")),

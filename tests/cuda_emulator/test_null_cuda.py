@@ -32,11 +32,13 @@ def test_without_a_limit_nothing_is_evicted_or_mapped_and_nobody_waits(counts: d
     assert sum(row["calls_an_operator"].values()) < 3
 
 
-@pytest.mark.parametrize(("fraction", "most"), [(0.7, 800), (0.5, 1100), (0.3, 2200)])
+# Costs are those of the null device, so counts are the same in every run: 189, 166 and 296 under
+# torch 2.11.0. The rest is for what other versions of torch and scores do otherwise.
+@pytest.mark.parametrize(("fraction", "most"), [(0.7, 240), (0.5, 210), (0.3, 370)])
 def test_a_step_repeats_no_more_than_a_bounded_number_of_operators(
     counts: dict, fraction: float, most: int
 ) -> None:
     row = counts[fraction]
     assert 0 < row["rematerializations"] <= most
-    assert row["searches"] <= 2 * most
+    assert row["searches"] <= 4 * most
     assert row["host_waits"] == 0

@@ -1,7 +1,9 @@
-"""Tests that need a GPU. Elsewhere they are collected and skipped, with the reason.
+"""Tests on CUDA. Where there is none they are collected and skipped, with the reason.
 
-GPU_TESTS_DEVICE=cpu runs those that CUDA has no part in on the CPU, in this process, which is what
-the dry run of `make gpu` does: it finds mistakes in the tests, and says nothing of a GPU.
+GPU_TESTS_DEVICE=emulated runs them over the stand-in for CUDA (`make cuda-emulated`), without what
+only a GPU has. GPU_TESTS_DEVICE=cpu runs those that CUDA has no part in on the CPU, in this
+process, which is what the dry run of `make gpu` does: it finds mistakes in the tests, and says
+nothing of a GPU.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ def why_not() -> str | None:
         import torch
     except ImportError as error:
         return str(error)
+    if DEVICE == "emulated" and torch.version.cuda is None:
+        return "torch is built without CUDA here (make cuda-emulated CUDA_TORCH_PYTHONS=...)"
     if DEVICE == "cuda" and not torch.cuda.is_available():
         return f"PyTorch {torch.__version__} finds no CUDA device here"
     return None

@@ -1,8 +1,9 @@
 """A test whose body runs in a process of its own, where dtr_alloc is enabled before CUDA starts.
 
-PyTorch cannot change its CUDA allocator once it is in use, so no two such tests can share one. On
-the CPU (the dry run) the body runs in this process, in a session, unless it is about settings,
-some of which a process has once, too.
+PyTorch cannot change its CUDA allocator once it is in use, so no two such tests can share one.
+GPU_TESTS_DEVICE says on what it runs: `cuda`, a GPU; `emulated`, the stand-in for CUDA in
+tests/cuda_emulator; `cpu`, this process, in a session, unless the test is about settings, some of
+which a process has once, too.
 
     python own_process.py FILE TEST ARGUMENTS    what the process runs; arguments as JSON
 """
@@ -15,22 +16,29 @@ import json
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-DEVICE = os.environ.get("GPU_TESTS_DEVICE", "cuda")
+sys.path.append(str(Path(__file__).parents[1] / "cuda_emulator"))
+BACKEND = os.environ.get("GPU_TESTS_DEVICE", "cuda")
+DEVICE = "cpu" if BACKEND == "cpu" else "cuda"
 SKIPPED = 77
-SECONDS = 90
+SECONDS = 600  # ends what hangs
 
 
 def own_process(
-    budget: int | str | None = "unlimited", cuda_only: str | None = None, **settings: Any
+    budget: int | str | None = "unlimited",
+    cuda_only: str | None = None,
+    gpu_only: str | None = None,
+    **settings: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorates a test. `budget` and `settings` are dtr_alloc.enable()'s; None: it is not enabled.
-    `cuda_only`: what of CUDA the test is about, which the CPU does not have."""
+    `cuda_only`: what of CUDA the test is about, which the CPU does not have; `gpu_only`: which the
+    stand-in for CUDA does not have, either."""
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(body)
@@ -38,8 +46,10 @@ def own_process(
             missing = unknown_settings(settings)
             if missing:
                 pytest.skip(f"dtr_alloc has no setting {', '.join(missing)} here")
-            if DEVICE == "cpu" and cuda_only is not None:
-                pytest.skip(f"the CPU has no {cuda_only}")
+            if DEVICE == "cpu" and (cuda_only or gpu_only):
+                pytest.skip(f"the CPU has no {cuda_only or gpu_only}")
+            if BACKEND == "emulated" and gpu_only:
+                pytest.skip(f"the stand-in for CUDA has no {gpu_only}")
             if DEVICE != "cpu" or settings:
                 run_elsewhere(body, arguments)
             else:
@@ -60,6 +70,8 @@ def unknown_settings(settings: dict[str, Any]) -> list[str]:
 
 def run_elsewhere(body: Callable[..., None], arguments: dict[str, Any]) -> None:
     """Runs it in a new process; fails and skips as that says."""
+    import emulated
+
     import bench
     import dtr_alloc
 
@@ -68,11 +80,10 @@ def run_elsewhere(body: Callable[..., None], arguments: dict[str, Any]) -> None:
     # The same packages as here, however this process found them.
     paths = [str(Path(package.__file__ or "").parents[1]) for package in (dtr_alloc, bench)]
     paths += filter(None, [os.environ.get("PYTHONPATH")])
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("DTR_ALLOC_")}
-    kept = ("DTR_ALLOC_CACHE", "CXX")
-    clean |= {key: os.environ[key] for key in kept if key in os.environ}
+    libraries = [emulated.library()] if BACKEND == "emulated" else []
+    clean = emulated.environment(paths, libraries)
     # Read by cuBLAS when it is first used; PyTorch asks for it in deterministic mode.
-    clean |= {"PYTHONPATH": os.pathsep.join(paths), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    clean["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=SECONDS)
     if done.returncode == SKIPPED:
         pytest.skip(done.stdout.splitlines()[-1])
@@ -108,6 +119,15 @@ def run_here(
         torch.set_num_threads(threads)
 
 
+def busy(seconds: float = 0.1) -> None:
+    """Keeps the current stream busy for about so long, so that the host runs ahead. Under the
+    stand-in for CUDA all work is unfinished until somebody waits for it."""
+    import torch
+
+    if BACKEND != "emulated":
+        torch.cuda._sleep(int(2e9 * seconds))
+
+
 def main(file: str, name: str, arguments: str) -> None:
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
@@ -117,16 +137,37 @@ def main(file: str, name: str, arguments: str) -> None:
     test = getattr(module, name)
     import dtr_alloc
 
+    if test.own_budget is not None:
+        dtr_alloc.enable(budget=test.own_budget, device=DEVICE, **test.own_settings)
+    test.__wrapped__(**json.loads(arguments))
+    if test.own_budget is not None:
+        dtr_alloc.check_invariants()
+
+
+def run() -> int:
+    """The process's exit status."""
     try:
-        if test.own_budget is not None:
-            dtr_alloc.enable(budget=test.own_budget, device=DEVICE, **test.own_settings)
-        test.__wrapped__(**json.loads(arguments))
-        if test.own_budget is not None:
-            dtr_alloc.check_invariants()
+        if BACKEND != "emulated":
+            main(*sys.argv[1:])
+            return 0
+        import emulated
+
+        emulated.prepare()
+        main(*sys.argv[1:])
+        assert not any(emulated.seen().values()), emulated.seen()
     except pytest.skip.Exception as skipped:
         print(skipped.msg)
-        sys.exit(SKIPPED)
+        return SKIPPED
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    status = run()
+    if BACKEND == "emulated":
+        import emulated
+
+        emulated.leave(status)
+    sys.exit(status)

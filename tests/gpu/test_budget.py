@@ -3,14 +3,14 @@
 import pytest
 import torch
 from bits import MIB
-from own_process import DEVICE, own_process
+from own_process import BACKEND, DEVICE, own_process
 from torch import nn
 
 import dtr_alloc
 from bench.gpu.bits import hashes
 from bench.measure import Profile
 
-SIDE = 256 if DEVICE == "cpu" else 1024
+SIDE = 1024 if BACKEND == "cuda" else 256
 
 
 class Chain(nn.Module):

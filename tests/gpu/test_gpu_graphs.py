@@ -1,5 +1,7 @@
 """Plain CUDA graphs and memory pools: what was captured stays where it is."""
 
+import copy
+
 import torch
 from bits import MIB
 from own_process import DEVICE, own_process
@@ -78,6 +80,46 @@ def test_a_captured_training_step_trains_as_an_eager_one():
 
 
 @own_process(cuda_only="graphs")
+def test_graphed_callables_compute_the_same_bits_beside_evictions():
+    torch.manual_seed(0)
+    eager = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(2))).to(DEVICE)
+    graphed = copy.deepcopy(eager)
+    sample = torch.randn(32, 64, device=DEVICE, requires_grad=True)
+    call = torch.cuda.make_graphed_callables(graphed, (sample,))
+    dtr_alloc.set_budget(dtr_alloc.stats()["allocated_bytes"] + 64 * MIB)
+    for index in range(3):
+        x = torch.randn(32, 64, device=DEVICE) * index
+        out, expected = call(x), eager(x)
+        make_pressure(128 * MIB)
+        for made in (out, expected):
+            made.square().sum().backward()
+        assert torch.equal(out, expected)
+        for a, b in zip(graphed.parameters(), eager.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)
+            a.grad = b.grad = None  # the graph's are overwritten by the next replay
+    assert dtr_alloc.stats()["evictions"] > 0
+
+
+@own_process(cuda_only="graphs")
+def test_a_graph_over_two_streams_is_captured_whole():
+    x = torch.ones(64, device=DEVICE)
+    side = torch.cuda.Stream()
+
+    def forked():
+        y = x * 2
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            z = x * 3
+        torch.cuda.current_stream().wait_stream(side)
+        return y + z
+
+    graph, result = captured(forked)
+    x.fill_(5)
+    graph.replay()
+    assert result.mean().item() == 25
+
+
+@own_process(cuda_only="graphs", gpu_only="random numbers in graphs")
 def test_random_numbers_of_a_graph_go_on_from_replay_to_replay():
     x = torch.ones(1 << 16, device=DEVICE)
     graph, result = captured(lambda: torch.nn.functional.dropout(x, 0.5))
@@ -87,7 +129,7 @@ def test_random_numbers_of_a_graph_go_on_from_replay_to_replay():
     assert not torch.equal(first, result)
 
 
-@own_process(cuda_only="graphs")
+@own_process(cuda_only="graphs", gpu_only="random numbers in graphs")
 def test_random_numbers_of_a_graph_are_the_same_while_others_are_drawn_again():
     x = torch.ones(1 << 16, device=DEVICE)
     made = [torch.nn.functional.dropout(x, 0.5), torch.randn(x.shape, device=DEVICE)]

@@ -2,15 +2,12 @@
 
 import torch
 from bits import MIB, same_bits
-from own_process import DEVICE, own_process
+from own_process import DEVICE, busy, own_process
 from torch import nn
 
 import dtr_alloc
 from dtr_alloc.core import ffi, lib
 from dtr_alloc.torch import api
-
-LONG = 200_000_000
-"""Cycles that a stream sleeps: about a tenth of a second, so that the host runs ahead."""
 
 
 def move(tensor: torch.Tensor) -> bool:
@@ -75,7 +72,7 @@ def test_a_copy_waits_for_the_last_use_and_the_next_use_for_the_copy():
     made = numbers + 1
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        torch.cuda._sleep(LONG)
+        busy()
         made.mul_(2)
     assert move(made)  # queued on the side stream, behind its work
     filled = [torch.full((MIB,), -1.0, device=DEVICE) for _ in range(4)]

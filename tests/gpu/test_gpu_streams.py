@@ -2,19 +2,18 @@
 
 import torch
 from bits import MIB, same_bits
-from own_process import DEVICE, own_process
+from own_process import BACKEND, DEVICE, busy, own_process
 from torch import nn
 
 import dtr_alloc
 
-LONG = 200_000_000
-"""Cycles that a stream sleeps: about a tenth of a second, so that the host runs ahead."""
+WIDTH = 1024 if BACKEND == "cuda" else 256
 
 
 def load_kernels():
     """Runs what the tests queue behind a sleep: a kernel is loaded when it is first launched, which
     may wait for all that runs."""
-    torch.cuda._sleep(1)
+    busy(0)
     numbers = torch.arange(8, device=DEVICE, dtype=torch.float32)
     torch.full((8,), -1.0, device=DEVICE).copy_(numbers * 2 + 1)
     torch.ones(8, device=DEVICE)
@@ -29,7 +28,7 @@ def test_memory_that_another_stream_still_reads_is_not_given_away():
     address = numbers.data_ptr()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        torch.cuda._sleep(LONG)
+        busy()
         doubled = numbers * 2
         numbers.record_stream(side)
     del numbers
@@ -48,7 +47,7 @@ def test_eviction_waits_for_work_that_is_queued_on_another_stream():
     made = numbers + 1
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        torch.cuda._sleep(LONG)
+        busy()
         doubled = made * 2
     assert dtr_alloc.evict(made)
     filled = [torch.full((MIB,), -1.0, device=DEVICE) for _ in range(4)]
@@ -64,7 +63,7 @@ def test_a_rematerialization_waits_for_inputs_of_another_stream():
     load_kernels()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(LONG)
+        busy()
         base = torch.ones(MIB, device=DEVICE)
         made = base * 3
     torch.cuda.current_stream().wait_stream(side)
@@ -72,7 +71,7 @@ def test_a_rematerialization_waits_for_inputs_of_another_stream():
     assert dtr_alloc.evict(made)
     assert dtr_alloc.evict(base)
     with torch.cuda.stream(side):
-        torch.cuda._sleep(LONG)
+        busy()
         again = made * 2
     torch.cuda.synchronize()
     assert bool((again.cpu() == 6).all())
@@ -82,7 +81,7 @@ def test_a_rematerialization_waits_for_inputs_of_another_stream():
 def prefetched(batches):
     """Losses of a network whose batches a side stream brings from pinned memory, one ahead."""
     torch.manual_seed(1)
-    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(6))).to(DEVICE)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(6))).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     side = torch.cuda.Stream()
 
@@ -109,13 +108,12 @@ def prefetched(batches):
 @own_process(cuda_only="streams")
 def test_batches_prefetched_on_a_side_stream_arrive_under_a_budget():
     torch.use_deterministic_algorithms(True)
-    batches = [torch.randn(2048, 1024).pin_memory() for _ in range(6)]
+    batches = [torch.randn(2 * WIDTH, WIDTH).pin_memory() for _ in range(6)]
     prefetched(batches[:1])  # what libraries keep for good is there from now on
     dtr_alloc.reset_peak_stats()
     held = dtr_alloc.stats()["allocated_bytes"]
     expected = prefetched(batches)
     peak = dtr_alloc.stats()["peak_allocated_bytes"]
-    # Parameters and gradients take about 50 MiB, a batch 8 MiB.
     dtr_alloc.set_budget(held + (peak - held) * 85 // 100)
     got = prefetched(batches)
     assert dtr_alloc.stats()["evictions"] > 0
@@ -127,8 +125,8 @@ class TwoStreams(nn.Module):
 
     def __init__(self, side):
         super().__init__()
-        self.left = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
-        self.right = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+        self.left = nn.Sequential(*(nn.Linear(WIDTH // 2, WIDTH // 2) for _ in range(4)))
+        self.right = nn.Sequential(*(nn.Linear(WIDTH // 2, WIDTH // 2) for _ in range(4)))
         self.side = side
 
     def forward(self, x):
@@ -151,7 +149,7 @@ def test_a_model_on_two_streams_trains_to_the_same_bits():
     def gradients():
         torch.manual_seed(2)
         model = TwoStreams(side).to(DEVICE)
-        x = torch.randn(8192, 512).to(DEVICE)
+        x = torch.randn(8 * WIDTH, WIDTH // 2).to(DEVICE)
         torch.cuda.synchronize()
         held = dtr_alloc.stats()["allocated_bytes"]
         dtr_alloc.reset_peak_stats()
@@ -175,4 +173,7 @@ def test_pinned_memory_is_none_of_the_budgets():
     host = torch.randn(MIB).pin_memory()
     assert host.is_pinned()
     assert dtr_alloc.stats()["allocated_bytes"] == before
-    assert torch.equal(host.to(DEVICE, non_blocking=True).cpu(), host)
+    there = host.to(DEVICE, non_blocking=True)
+    again = torch.empty(MIB, pin_memory=True).copy_(there)
+    assert again.is_pinned()
+    assert torch.equal(again, host)

@@ -1,9 +1,11 @@
 """What existing jobs ask of torch.cuda goes on working, and tells of our memory."""
 
+import pickle
+
 import pytest
 import torch
 from bits import MIB
-from own_process import DEVICE, own_process
+from own_process import DEVICE, busy, own_process
 
 import dtr_alloc
 
@@ -28,6 +30,11 @@ def test_statistics_follow_what_is_allocated():
     free, total = torch.cuda.mem_get_info()
     assert 0 < free <= total
     assert isinstance(torch.cuda.memory_snapshot(), list)
+    pickle.dumps(torch.cuda.memory._snapshot())
+    assert torch.cuda.memory_stats()["num_ooms"] == 0
+    torch.cuda.reset_accumulated_memory_stats()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == 0
+    assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
 
 
 @own_process(cuda_only=STATISTICS)
@@ -56,16 +63,22 @@ def test_free_memory_goes_back_to_the_driver_when_asked(how):
 
 
 @own_process(budget="60%", cuda_only="driver")
-def test_a_share_is_of_the_devices_memory():
+def test_a_share_is_of_the_devices_memory_and_chunks_are_by_the_budget():
     _, total = torch.cuda.mem_get_info()
-    assert dtr_alloc.stats()["budget_bytes"] == pytest.approx(0.6 * total, rel=0.02)
+    budget, chunk = (dtr_alloc.stats()[name] for name in ("budget_bytes", "chunk_bytes"))
+    assert budget == pytest.approx(0.6 * total, rel=0.02)
+    assert budget // 2048 < chunk <= budget // 1024 or chunk == 32 * MIB
 
 
 @own_process(cuda_only="driver")
-def test_a_jobs_own_memory_fraction_narrows_the_budget():
+def test_a_jobs_own_memory_fraction_narrows_the_budget_and_evicts():
     _, total = torch.cuda.mem_get_info()
+    base = torch.ones(8 * MIB, device=DEVICE)
+    made = [base * index for index in range(12)]
     torch.cuda.set_per_process_memory_fraction(256 * MIB / total)
     assert dtr_alloc.stats()["budget_bytes"] <= 256 * MIB
+    assert torch.cuda.memory_allocated() <= 256 * MIB
+    assert all(bool((tensor == index).all()) for index, tensor in enumerate(made))
     with pytest.raises(torch.OutOfMemoryError):
         torch.ones(128 * MIB, device=DEVICE)
     assert bool((torch.ones(MIB, device=DEVICE) == 1).all())
@@ -84,8 +97,9 @@ def test_cudnn_may_try_its_algorithms_out():
 @own_process(cuda_only="IPC")
 def test_sharing_memory_with_other_processes_is_refused_in_words():
     made = torch.ones(MIB, device=DEVICE) * 2
-    with pytest.raises(RuntimeError, match="dtr_alloc"):
-        made.untyped_storage()._share_cuda_()
+    for share in (made.untyped_storage()._share_cuda_, made.share_memory_):
+        with pytest.raises(RuntimeError, match="dtr_alloc"):
+            share()
     assert bool((made == 2).all())
 
 
@@ -106,7 +120,7 @@ def test_costs_are_measured_without_waiting_for_the_device():
     for _ in range(3):
         (x @ x).sum()
     before = dtr_alloc.stats()["host_waits"]
-    torch.cuda._sleep(200_000_000)
+    busy()
     for _ in range(200):
         made = torch.tanh(x @ x)
     assert dtr_alloc.stats()["host_waits"] == before

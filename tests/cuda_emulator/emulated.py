@@ -1,0 +1,127 @@
+"""The stand-in for CUDA: its libraries, the environment of a process over it, what it saw there."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+HERE = Path(__file__).parent
+
+
+@cache
+def _folder() -> Path:
+    folder = tempfile.TemporaryDirectory(prefix="cuda_emulator")
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
+
+
+def _compile(output: Path, *line: object) -> Path:
+    from dtr_alloc import compiler
+
+    cxx = compiler.find()
+    assert cxx, "no C++ compiler"
+    common = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", "-o", output]
+    done = subprocess.run([*common, *line], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return output
+
+
+@cache
+def library() -> Path:
+    """CUDA's driver and runtime, compiled against the headers that torch brought along."""
+    from dtr_alloc.torch import bridge
+
+    # The driver's part first: the other's begin() calls it.
+    sources = [HERE.parent / "fake_cuda/fake_cuda.cpp"]
+    sources += [HERE / f"{name}.cpp" for name in ("cudart", "runtime_common", "not_emulated")]
+    return _compile(
+        _folder() / "cuda_emulator.so",
+        *("-fvisibility=hidden", "-Wl,-soname,libcuda.so.1"),
+        *(f"-I{path}" for path in bridge._cuda_headers()),
+        *(*sources, f"-Wl,--version-script={HERE / 'versions.map'}", "-ldl", "-lpthread"),
+    )
+
+
+@cache
+def management() -> Path:
+    """NVML, in a library of its own, as the real one is."""
+    soname = "-Wl,-soname,libnvidia-ml.so.1"
+    return _compile(_folder() / "nvml_stand_in.so", HERE / "nvml.cpp", soname)
+
+
+def environment(
+    paths: list[str],
+    preloaded: list[Path],
+    devices: int = 1,
+    chunk: int = 64 << 10,
+    memory: int = 1 << 30,
+) -> dict[str, str]:
+    """The variables of a process over the libraries, whose modules are in `paths`. Queued work
+    stays unfinished until somebody waits for it."""
+    kept = ("DTR_ALLOC_CACHE", "CXX")
+    return {
+        **{
+            name: value
+            for name, value in os.environ.items()
+            if name in kept or not name.startswith("DTR_ALLOC_")
+        },
+        "PYTHONPATH": os.pathsep.join([*paths, str(HERE)]),
+        "LD_PRELOAD": " ".join(map(str, preloaded)),
+        "CUDA_EMULATOR_DEVICES": str(devices),
+        "CUDA_EMULATOR_CHUNK": str(chunk),
+        "CUDA_EMULATOR_MEMORY": str(memory),
+        "CUDA_EMULATOR_HOLD": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+# ---- In such a process.
+
+
+def prepare() -> None:
+    """Puts CPU kernels in the place of CUDA's, before anything is computed."""
+    import kernels
+    import torch
+
+    torch.set_num_threads(1)
+    kernels.install()
+    # Their kernels are no operators of the CPU.
+    torch.backends.cuda.enable_flash_sdp(False)
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def _texts(function: Any) -> list[str]:
+    function.restype = ctypes.c_char_p
+    function.argtypes = [ctypes.c_uint64]
+    texts: list[str] = []
+    while (text := function(len(texts))) is not None:
+        texts.append(text.decode())
+    return texts
+
+
+def seen() -> dict[str, list[str]]:
+    """``violations`` (work that could run beside other work, memory used wrongly) and ``refused``
+    (kernels that would have run, functions that are not emulated)."""
+    library = ctypes.CDLL("libcuda.so.1")
+    return {
+        "violations": _texts(library.fake_cuda_violation),
+        "refused": _texts(library.cuda_emulator_refused),
+    }
+
+
+def leave(status: int) -> NoReturn:
+    """Ends the process; not as the interpreter does. Autograd's device threads, which run kernels
+    in Python here, may meet its end while they wait for the GIL, and abort, also without dtr_alloc.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
