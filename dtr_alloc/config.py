@@ -285,8 +285,8 @@ class PoolOptions:
 
     chunk: int = 0
     """The unit of memory from the driver, in bytes: a multiple of the driver's own (2 MiB on CUDA);
-    0 (written ``auto``): on CUDA about a 1024th of the first budget, from 2 to 32 MiB, elsewhere the
-    driver's default."""
+    0 (written ``auto``): on CUDA about a 1024th of the first budget, from 2 to 32 MiB, elsewhere
+    the driver's default."""
 
     keep: int = UNLIMITED_BYTES
     """The free memory that stays with the process, in bytes; more goes back to the driver.
