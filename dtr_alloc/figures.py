@@ -12,13 +12,13 @@ from typing import Any
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 
 CHEAP = 0.1
-"""A budget that costs so much, in terms of the job's own compute, is hardly felt."""
+"""The cost of a cheap budget, relative to the job's own compute."""
 EXPENSIVE = 1.0
-"""And one that costs so much makes a step take twice as long."""
+"""The cost of an expensive one: a step takes twice as long."""
 MUCH = 0.05
-"""Of the budget: so much that is never evicted is named."""
+"""Of the budget: kept contents of this size are named."""
 FULL = 0.7
-"""A budget of which so much is never evicted has little to give."""
+"""Of the budget: with so much unevictable memory it saves little."""
 
 
 def figures(stats: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -89,16 +89,16 @@ def _cost_seconds(stats: Mapping[str, Any]) -> dict[str, float]:
 
 
 def limit(stats: Mapping[str, Any]) -> str:
-    """What kept the session from doing with less."""
+    """The limit of the session's memory."""
     evictions = stats["evictions"]
     if stats["out_of_memory_errors"]:
         return f"memory: {stats['out_of_memory_errors']:,} allocations failed"
     if evictions == 0:
         return "nothing: the budget was never reached"
     if (kept := of_budget(stats, "peak_kept_bytes") or 0) > FULL:
-        return f"what is never evicted: {kept:.0%} of the budget"
-    if (places := stats["contiguity_evictions"] / evictions) > 0.5:
-        return f"places: at {places:.0%} of the evictions the bytes were free, in pieces"
+        return f"unevictable memory: {kept:.0%} of the budget"
+    if (scattered := stats["contiguity_evictions"] / evictions) > 0.5:
+        return f"fragmentation: at {scattered:.0%} of the evictions the bytes were free, in pieces"
     return "bytes"
 
 

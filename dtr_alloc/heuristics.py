@@ -1,4 +1,4 @@
-"""What decides which storage is evicted: scores, their presets, and how they are written.
+"""Heuristics, which choose the storage to evict: scores, their presets, and how they are written.
 
 A score is ``h = c * r**n / (m * s**a)``, and the storage of the smallest is evicted (DTR paper,
 section 4.1 and appendix C; all parts as measured by the engine at the moment of the search):
@@ -6,10 +6,12 @@ section 4.1 and appendix C; all parts as measured by the engine at the moment of
 * ``c``, the cost in nanoseconds that evicting it may cause: ``neighborhood`` (its own and that of
   its evicted neighborhood e*, exact), ``ancestors`` (its own and that of the evicted storages that
   it would have to be recomputed from), ``component`` (its own and that of the evicted components
-  next to it: union-find with the paper's splitting approximation), ``marginal`` (what evicting it
-  adds to the recomputing that is ahead anyway: policy/score.h), ``local`` (its own), ``none``;
-* ``n``, how often it was recomputed before, and ``r`` the factor for each time;
-* ``m``, what evicting it frees: ``size`` (bytes), ``size+free`` (with the free bytes on both
+  next to it: union-find with the paper's splitting approximation), ``marginal`` (the recomputation
+  that evicting it adds to that which is ahead anyway: policy/score.h), ``local`` (its own),
+  ``none``;
+* ``n``, the number of its recomputations so far, and ``r`` the factor for each;
+* ``m``, the memory that evicting it frees: ``size`` (bytes), ``size+free`` (with the free bytes on
+  both
   sides, as in MegEngine), ``none``;
 * ``s``, its staleness: the compute time since it was last used; ``a`` between 0 (none) and 1. With
   ``next=1`` it is the compute time until it is used next, as long as the job repeats what it did
@@ -30,8 +32,8 @@ Presets, each with the room that it was published with, and their sources: ``dtr
 ``dtr-eqclass`` and ``lru``: DTR paper, section 4.1; ``coop``: Zhang et al., Coop (NeurIPS 2023),
 whose score leaves the size to the window that is evicted (a neighborhood's cost, as its code in
 OneFlow has it unless told otherwise); ``marginal``: our own (docs/concepts/default-policy.md);
-``adaptive``: begins as ``marginal``, learns the job's step and goes over to what costs least for it
-(docs/concepts/learning.md). The other published ones are in dtr_alloc/simulation/presets.py.
+``adaptive``: begins as ``marginal``, learns the job's step and takes the cheapest policy or plan
+for it (docs/concepts/learning.md). The other published ones are in dtr_alloc/simulation/presets.py.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ DEALLOCS = ("eager", "banish", "ignore", "lazy")
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a Python heuristic is told of a storage that may be evicted.
+    """The information on a storage for a Python heuristic.
 
     Attributes:
         id: the engine's number for the storage; unique in a process.
@@ -105,15 +107,16 @@ class Heuristic:
     room: str = "auto"
     """One of ROOMS. Windows need scores: with another ``select`` all is single."""
     dealloc: str = "eager"
-    """What becomes of a tensor that the job dropped while a closure may still need it: ``eager``
+    """The treatment of a tensor that the job dropped while a closure may still need it: ``eager``
     evicts it at once, ``lazy`` leaves it until memory is needed, when it goes first (without a
     budget it goes at once, as nothing would ever be needed), ``ignore`` is as ``lazy``, without a
     budget and for constants, too, ``banish`` removes it for good as soon as nothing evicted depends
-    on it, and never evicts what was computed from it any more. One of DEALLOCS."""
+    on it, and never again evicts storages that were computed from it. One of DEALLOCS."""
     foresight: bool = False
     """Whether ``s`` is the time until the next use, where the job repeats what it did before."""
     learns: bool = False
-    """Whether another choice, room and dealloc are followed once they are known to cost less."""
+    """Whether the engine follows another choice, room and dealloc once they are known to be
+    cheaper."""
 
     def __post_init__(self) -> None:
         for part, value, allowed in (
@@ -138,8 +141,8 @@ class Heuristic:
         return self.name
 
     def room_number(self, asked: str = "heuristic") -> int:
-        """What dtr_engine_options.room is for this heuristic: as it says itself, or as asked for
-        (one of ROOMS). Raises ValueError for windows without scores."""
+        """The value of dtr_engine_options.room for this heuristic: its own, or the given one (one
+        of ROOMS). Raises ValueError for windows without scores."""
         room = self.room if asked == "heuristic" else asked
         if room not in ROOMS:
             raise ValueError(f"room is {room!r}; allowed: heuristic, {', '.join(ROOMS)}")
@@ -178,10 +181,10 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
 )
 
 DEFAULT = "adaptive"
-"""The preset that a job gets where none is asked for."""
+"""The preset of jobs by default."""
 
 ONLINE = "marginal"
-"""The best of those that decide by one rule: what simulations take where none is asked for."""
+"""The best single rule: the default of simulations."""
 
 PART_FORMS = (
     "parts, such as c=ancestors,m=size,s=0.5,r=1 "
@@ -200,12 +203,11 @@ def allowed(presets: Mapping[str, Heuristic] = PRESETS) -> str:
 
 def register(name: str, score: Callable[[Candidate], float]) -> Heuristic:
     """Makes a Python callable available as the heuristic ``name``, for research: it is called for
-    every candidate of every search, and what it returns is the score; the smallest is evicted.
+    every candidate of every search, and returns its score; the smallest is evicted.
 
-    A callable that raises, or returns what is no number or NaN, ends the search with an error
-    that names the heuristic; infinity is allowed and chosen last. Raises ValueError for a name
-    that is a preset's or looks like parts.
-    """
+    A callable that raises, or does not return a number, or returns NaN, ends the search with an
+    error that names the heuristic; infinity is allowed and chosen last. Raises ValueError for a
+    name that is a preset's or looks like parts."""
     if not name or name in PRESETS or "=" in name or name != name.strip():
         raise ValueError(f"the name of a heuristic is {name!r}; allowed: text that is no preset's")
     if not callable(score):

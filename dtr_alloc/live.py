@@ -1,9 +1,8 @@
-"""What a running job shows of itself: a small file that ``dtr-alloc top`` reads, and a line on
-stderr (``DTR_ALLOC_PROGRESS``).
+"""The display of a running job: a small file that ``dtr-alloc top`` reads, and a line on stderr
+(``DTR_ALLOC_PROGRESS``).
 
-The file is written twice a second at most. It lies in a folder that only its user can use, and goes
-with the session. Whatever fails here ends what is shown, with one line that says so, and never the
-job.
+The file is written twice a second at most. It is in a folder that only its user can access, and is
+removed with the session. A failure here ends the display, with one line, and never the job.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.output_file import not_private
 
 _SIZE = 4096
-"""Of the file, in bytes; what is short of it is blanks."""
+"""Of the file, in bytes, padded with blanks."""
 EVERY_SECONDS = 0.5
 """At most so often is anything shown."""
 _LINE_SECONDS = 60.0
@@ -37,8 +36,8 @@ _TRIES = 5
 
 
 class Shown(TypedDict):
-    """What a job shows: of its first device's pool, and of the steps since it did so last. Sizes in
-    bytes; ``job`` is the first word of its command, if there is one."""
+    """Figures of a job: of its first device's pool, and of the steps since the last display. Sizes
+    in bytes; ``job`` is the first word of its command, if there is one."""
 
     pid: int
     rank: str | None
@@ -117,7 +116,7 @@ class _Line:
             self._stream.flush()
 
     def draw(self, text: str) -> None:
-        """Draws the text in place of what was drawn before, cut to the width."""
+        """Replaces the drawn line by the text, cut to the width."""
         with self._lock:
             self._clear()
             above = self._is_open and self._is_bar and time.monotonic() >= self._next
@@ -132,7 +131,7 @@ class _Line:
             self._stream.flush()
 
     def close(self) -> None:
-        """Leaves what was drawn last above what follows."""
+        """Leaves the last line above later output."""
         with self._lock:
             if self._is_drawn:
                 self._is_drawn = False
@@ -143,7 +142,7 @@ class _Line:
 
 
 class Live:
-    """What one session shows."""
+    """The display of one session."""
 
     def __init__(self, progress: bool) -> None:
         self._progress = progress
@@ -171,7 +170,7 @@ class Live:
         return time.monotonic() >= self._next
 
     def show(self, values: dict[str, Any]) -> None:
-        """Shows numbers of the last steps, with what tells the job from others."""
+        """Shows figures of the last steps, with the identity of the job."""
         if self._path is not None:
             try:
                 _write(self._path, self._shown(values))
@@ -219,8 +218,8 @@ class Live:
 
 
 def _write(path: Path, text: bytes) -> None:
-    """Writes what is shown at once. What is longer than the file is not shown; a full disk is an
-    error. (Behind a mapping of the file it would be a signal, which ends the process.)"""
+    """Writes the figures at once, unless they are longer than the file. A full disk is an error.
+    (With a mapping of the file it would be a signal, which ends the process.)"""
     if len(text) > _SIZE:
         return
     file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -246,9 +245,9 @@ def line(values: dict[str, Any]) -> str:
 
 
 def running() -> Iterator[Shown]:
-    """What this user's jobs show now, in the order of their process numbers. What processes left
-    that are gone is taken away; files that are none of a job's are passed over. Raises OSError as
-    folder() does."""
+    """The figures of this user's jobs, in the order of their process numbers. Files of processes
+    that have ended are removed; files of other kinds are ignored. Raises OSError as folder()
+    does."""
     for path in sorted(folder().glob("*.json"), key=lambda path: (len(path.name), path.name)):
         if not _is_alive(path):
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What is advised to a job, in words and tables."""
+"""The advice for a job, in words and tables."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from dtr_alloc.report import console_html
 from dtr_alloc.simulation.executors import cores
 
 _FILLERS = 8
-"""Rows of what fills the memory."""
+"""Rows of the table of the memory's contents."""
 _MAKERS = 3
-"""Named of what is never evicted for one reason."""
+"""Kept results that are named for one reason."""
 _LEAST = 0.01
-"""Of the peak; what is less is not worth a word."""
+"""Of the peak; smaller parts are left out."""
 _NUMBERS = ("size", "share")
 """Columns."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Advice:
-    """What was seen of a job, and what is suggested. As text it is what a user reads."""
+    """The observations of a job, and the suggestion. Its text is for users."""
 
     observed: Observed
     suggestion: Suggestion
@@ -66,8 +66,8 @@ class Advice:
 
 
 def ways_to_fit(budget: object) -> dict[str, Any]:
-    """Settings for steps that are to be seen, however slow they are, under a budget: with half of
-    the host's memory for what cannot be computed again."""
+    """Settings for observed steps under a budget, which may be slow: half of the host's memory is
+    for tensors that cannot be recomputed."""
     if budget == "unlimited":
         return {}
     host_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -117,13 +117,14 @@ def _held(found: Suggestion) -> Table:
     return table
 
 
-def _places(observed: Observed) -> Counter[tuple[Call, str]]:
-    """Bytes by what made them, if that is known, and by why they stay, "" if they need not."""
+def _by_call(observed: Observed) -> Counter[tuple[Call, str]]:
+    """Bytes by the call that made them, if known, and by the reason why they are kept, ""
+    without."""
     sizes: Counter[tuple[Call, str]] = Counter()
     for entry in observed.fullest:
         if entry.operator:
-            place = where(entry)
-            sizes[Call(place.operator, place.module, entry.line), entry.why] += entry.size_bytes
+            site = where(entry)
+            sizes[Call(site.operator, site.module, entry.line), entry.why] += entry.size_bytes
     return sizes
 
 
@@ -131,7 +132,7 @@ def _fillers(observed: Observed) -> Table:
     columns = ("module", "operator", "line", "size")
     table = _table("What fills it, by what made it", columns, _NUMBERS)
     sizes: Counter[Call] = Counter()
-    for (made, _), size in _places(observed).items():
+    for (made, _), size in _by_call(observed).items():
         sizes[made] += size
     for made, size in sizes.most_common(_FILLERS):
         if size > _LEAST * observed.peak_bytes:
@@ -140,9 +141,9 @@ def _fillers(observed: Observed) -> Table:
 
 
 def _stays(observed: Observed) -> Iterator[str]:
-    """What is never evicted, by the reason."""
+    """Kept contents, by the reason."""
     found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
-    for (made, why), size in _places(observed).most_common():
+    for (made, why), size in _by_call(observed).most_common():
         if why and size > _LEAST * observed.peak_bytes:
             found[why].append((size, _called(made)))
     for why, makers in found.items():
@@ -272,7 +273,7 @@ def _advised(found: Suggestion) -> Iterator[str]:
 
 
 def _alternatives(observed: Observed, found: Suggestion) -> Iterator[str]:
-    """What would take less without a budget, or beside one."""
+    """Other ways to save memory, instead of a budget or with one."""
     peak_bytes, seen = found.peak_bytes, found.at_peak
     states = found.held_bytes.get("optimizer states", 0)
     model = states + sum(found.held_bytes.get(kind, 0) for kind in ("parameters", "gradients"))

@@ -1,7 +1,7 @@
-"""Advice for a job from what was seen of its first steps: which budget would do, and what it costs.
+"""Advice for a job from its first steps: a budget, and the cost of a step under budgets.
 
-The step that the op log repeats is played as the engine would run it (``simulate.play_step``), by
-the rule with which a job begins and by what it would learn, at smaller and smaller budgets.
+The repeated step of the op log is played as the engine would run it (``simulate.play_step``), under
+smaller and smaller budgets, by the rule with which a job begins and by the learned policy or plan.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from dtr_alloc.simulation import simulate
 SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Of the activation memory."""
 MOVE_BYTES_PER_S = {"cpu": 12e9, "cuda": 200e9}
-"""The engine measures it. On the CPU this is what moves took in a job of the bench, 36 KiB in 5 to
-6 µs, and on CUDA what the engine begins with (native/policy/move_price.h)."""
+"""The engine measures it. On the CPU this is the bandwidth of moves in a job of the bench, 36 KiB
+in 5 to 6 µs, and on CUDA the engine's initial estimate (native/policy/move_price.h)."""
 CLOSE = 0.005
 """The smallest budget is found up to this share of it."""
 SLOWEST = 4.0
 """A step that computes more, in terms of one without a budget, is refused (DTR_ALLOC_THRASH)."""
 WORTH = 1.15
-"""A step that computes no more is what most jobs accept: so the smallest such budget is advised."""
+"""Most jobs accept a step that computes so many times as much: the smallest such budget is
+advised."""
 GAIN = 0.05
 """A budget that saves less of the peak is not advised."""
 REFINED = 3
@@ -44,8 +45,8 @@ MARGIN = 1.01
 NEAR = (1, 0.99, 1.01)
 """Near the smallest budget a play may fail, or end well, by chance: so most of these decide."""
 REPEAT_SECONDS = 50e-6
-"""What an operator that runs again takes beside its own time at most, for evicting, searching and
-starting it: 30 µs in the median of 21 runs of the bench's jobs, and less than this in 14."""
+"""The most time that a recomputed operator takes beside its own, for evictions, searches and its
+start: 30 µs in the median of 21 runs of the bench's jobs, and less than this in 14."""
 SPREAD = 0.1
 """A step takes so much more or less in another process, even where those that were timed agree."""
 
@@ -74,18 +75,18 @@ class Outlook:
 
 @dataclass(frozen=True)
 class Suggestion:
-    """What is known, and what is advised.
+    """The findings, and the advice.
 
     Attributes:
         peak_bytes: without a budget.
-        held_bytes: what stays allocated between two steps, by kind.
-        operators: of the step; 0: no step was repeated, and what was seen last stands for it.
+        held_bytes: the memory that is held between two steps, by kind.
+        operators: of the step; 0: no step was repeated, and the end of the log stands for it.
         outlooks: from the largest budget to the smallest that works; empty if the job grows, or no
             step was seen, neither of an optimizer nor one that was repeated.
         advised: the one that is advised; None: none that works saves GAIN of the peak, or the job
             grows.
-        limit: what the smallest budget is for; None: nothing fails with less, it takes too long.
-        left: what each step leaves allocated, the most first.
+        limit: the operator that needs the smallest budget; None: with less the job is too slow.
+        left: the memory that each step leaves allocated, the most first.
     """
 
     peak_bytes: int
@@ -104,7 +105,7 @@ class Suggestion:
 
     @property
     def growth_bytes(self) -> int:
-        """What each step leaves allocated; 0: too little to matter."""
+        """The memory that each step leaves allocated; 0: too little to matter."""
         left_bytes = sum(each.size_bytes for each in self.left)
         return left_bytes if left_bytes > GROWTH * self.peak_bytes else 0
 
@@ -123,9 +124,9 @@ def suggest(
 
     Args:
         program: the log of some of its steps.
-        peak_bytes: the most that the job had allocated at once. What it would have without a
-            budget is more if it had one, and is played.
-        held_bytes: what it has allocated between two steps, by kind.
+        peak_bytes: the most that the job had allocated at once. If it had a budget, its peak
+            without one is larger, and is played.
+        held_bytes: the memory that it holds between two steps, by kind.
         device: "cpu" or "cuda".
         chunk_bytes: the unit in which memory is mapped there; 0: a page.
         threads: that play at the same time.
@@ -148,7 +149,7 @@ def suggest(
         )
 
     base = run(None)
-    # What the job has besides what the log knows of.
+    # Memory of the job that the log does not know.
     unseen_bytes = max(0, peak_bytes - base.peak_bytes)
     peak_bytes = max(peak_bytes, base.peak_bytes)
     idle_bytes = sum(held_bytes.values())
@@ -180,16 +181,16 @@ def suggest(
     if seen.growth_bytes or not (asked.operators or steps):
         return seen
 
-    operators = asked.operators or asked.heard // steps
+    operators = asked.operators or asked.recorded // steps
     # A step that is repeated may have several optimizers, and each ends one here.
-    ends = max(1, round(steps * operators / max(1, asked.heard)))
+    ends = max(1, round(steps * operators / max(1, asked.recorded)))
     whole = range(0, len(step_seconds) - ends + 1, ends)
     times = [sum(step_seconds[at : at + ends]) for at in whole]
 
     def seconds(costs: Sequence[float]) -> tuple[float, float] | None:
         if not times:
             return None
-        # What was measured for the first time may have taken longer than it does.
+        # First measurements may be too long.
         own = usual = statistics.median(times)
         if asked.operators:
             own = min(own, asked.step_cost / 1e9)
@@ -256,8 +257,8 @@ def suggest(
 def _advised(
     outlooks: Sequence[Outlook], peak_bytes: int, smallest: int, noise: float
 ) -> Outlook | None:
-    """noise: how many times as long as the fastest step the slowest took. What is computed again
-    may take so many times as long, and the steps before one is learned must not be refused then."""
+    """noise: the time of the slowest step over that of the fastest. Recomputation may take so many
+    times as long, and the steps before one is learned must not be refused then."""
     saving = [
         each
         for each in outlooks

@@ -10,7 +10,7 @@ semantics:
   (``bytes``), or the real heap on simulated addresses, where fragmentation counts: mapped by
   chunks (``heap``), or with no more addresses than the budget has bytes (``fixed``).
 
-A *study* is what ``dtr-alloc simulate`` makes: every log with every heuristic, deallocation
+``dtr-alloc simulate`` makes a *study*: it runs every log with every heuristic, deallocation
 policy, seed and budget. The runs are independent, so they are spread over workers (executors.py).
 
 A budget is a number of bytes, or a ratio of the log's *baseline*: the peak of a run without a
@@ -63,8 +63,8 @@ class Rule:
     """A heuristic as a study names it.
 
     Attributes:
-        name: as it was asked for.
-        heuristic: what the score is made of.
+        name: as given.
+        heuristic: the parts of the score.
         newest_staleness: of simrd's DTRUnopt: the staleness is that of the newest access in the
             storage and its evicted neighborhood. None: as the deallocation policy has it.
     """
@@ -113,7 +113,7 @@ SIMRD_NAMES = _simrd_names()
 
 @dataclass(frozen=True)
 class Run:
-    """What came of one run. Counters are those of the moment it ended, however it ended.
+    """The result of one run. Counters are those at its end, whatever ended it.
 
     The fields are those of dtr_simulation_result (dtr/simulate.h), the status by its name.
     """
@@ -194,9 +194,9 @@ def run_log(
 
     Args:
         program: the log, compiled.
-        heuristic: what is evicted; text is read as ``parse_heuristic`` does.
+        heuristic: the choice of evictions; text is read as ``parse_heuristic`` does.
         budget_bytes: None: no limit.
-        dealloc: what becomes of what dies; one of DEALLOCS.
+        dealloc: the treatment of dead storages; one of DEALLOCS.
         seed: of ``random`` and of samples.
         semantics: one of SEMANTICS.
         space: one of SPACES; all but ``bytes`` in runtime semantics only.
@@ -205,16 +205,16 @@ def run_log(
             nothing is moved. In runtime semantics only.
         swap_bytes: the most host memory that contents may be swapped to; 0: nothing is swapped. In
             runtime semantics only.
-        swap_bytes_per_s: how fast a copy to host memory is, or back, with costs as nanoseconds.
-        measure: whether to count what fragmentation costs; in runtime semantics only.
-        max_recompute: a run that spends more than this on recomputing ends as ``thrash``; one that
-            spends more than oplog.MOST_SUM does so in any case.
-        outputs: whether what still has a name at the end is made resident, as simrd has it. A
-            real job asks for nothing of the kind. False in runtime semantics only.
+        swap_bytes_per_s: the bandwidth of copies to host memory and back, with costs as
+        nanoseconds. measure: whether to count the cost of fragmentation; in runtime semantics only.
+        max_recompute: a run that recomputes more than this, or more than oplog.MOST_SUM, ends as
+            ``thrash``.
+        outputs: whether tensors that have a name at the end are made resident, as in simrd; a real
+            job does not ask for that. False in runtime semantics only.
         history_ops: as the setting ``history``, in runtime semantics.
         room: as the setting ``room``, in runtime semantics.
-        placement: as the setting ``placement``, of ``heap`` and ``fixed``. The log says what is
-            expensive to compute again.
+        placement: as the setting ``placement``, of ``heap`` and ``fixed``. The log states the costs
+            of recomputation.
         sampling: among how many of the n candidates the victim is chosen; one of SAMPLINGS, in
             simrd's semantics only. ``sqrt``: a random sample of the square root of n.
         least_size_share: a storage that is smaller than this share (0 to 1) of the candidates' mean
@@ -303,31 +303,31 @@ def _choice(name: str, value: str, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name} is {value!r}; allowed: {', '.join(allowed)}")
 
 
-# ---- what is learned ----
+# ---- what-if plays ----
 
 
 @dataclass(frozen=True)
 class WhatIfPlay:
-    """What a job whose steps are those of a log pays, before and after it has learned them.
+    """The cost of a step of a log's job, before and after the step is learned.
 
-    Shares are in terms of what the operators of a step cost first; None: it does not work.
+    Shares are relative to the cost of the step's operators; None: the step fails.
     """
 
-    heard: int
+    recorded: int
     """Operators of the log that make memory or overwrite it."""
     operators: int
     """Those of the step; 0: the log repeats none, and its end stands for it."""
     step_cost: int
     usual_repeated: float | None
-    """What the heuristic that the job begins with computes again, or takes to swap."""
+    """Recomputation and swaps under the heuristic with which the job begins."""
     usual_cost: float | None
-    """The same with what is moved and mapped."""
+    """The same with moves and mappings."""
     learned_repeated: float | None
-    """As rehearsed, by a plan or by the best policy found; as usual, if none is better."""
+    """By a plan or the best policy found; as usual, if none is better."""
     learned_cost: float | None
     is_planned: bool
     first_work: int
-    """Of the search for a first plan: visits to storages, and more for scores and operators."""
+    """Of the search for a first plan: visits to storages, weighted with scores and operators."""
 
 
 def play_step(
@@ -349,9 +349,9 @@ def play_step(
 
     Args:
         budget_bytes: of all memory.
-        heuristic: what the job begins with.
-        learn: whether to look for what is better; it takes seconds.
-        search: whether to go on from a plan by local search, as a job does while it follows it.
+        heuristic: with which the job begins.
+        learn: whether to search for a better policy, which takes seconds.
+        search: whether to improve a plan by local search, as a job does while it follows it.
         chunk_bytes: the unit of mapping, a multiple of 4096; 0: a page.
         maps_on: "cpu" or "cuda", where memory is mapped; None: that takes no time.
         move_bytes_per_s, swap_bytes, swap_bytes_per_s: as for ``run_log``.
@@ -403,13 +403,13 @@ def _in_c(program: Program) -> tuple[Any, ...]:
     return code, len(program.code), workspace, at, program.operator_count
 
 
-# ---- what a study is asked for ----
+# ---- the arguments of a study ----
 
 
 def parse_heuristic(value: str | Heuristic, semantics: str) -> Rule:
     """The rule that a heuristic's name or parts mean; in simrd's semantics also simrd's names.
 
-    Raises ValueError, naming what is wrong.
+    Raises ValueError that names the fault.
     """
     if isinstance(value, str):
         text = value.strip()
@@ -443,7 +443,7 @@ def split_heuristics(text: str) -> list[str]:
 
 
 def _can_be_fed(preset: Heuristic, semantics: str, deallocs: Sequence[str]) -> bool:
-    """simrd has no components of what may be banished."""
+    """simrd has no components of storages that may be banished."""
     return not (semantics == "simrd" and preset.cost == "component" and "banish" in deallocs)
 
 
@@ -494,7 +494,7 @@ _LARGEST_RATIO = 2
 
 
 def parse_limits(text: str) -> list[Limit]:
-    """The budgets that a list means. Raises ValueError, naming what is wrong."""
+    """The budgets that a list means. Raises ValueError that names the fault."""
     return [limit for part in text.split(",") for limit in _limits_of(part.strip())]
 
 
@@ -549,7 +549,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def thrash_limit(base_compute: int, times: float | None) -> int | None:
-    """What a run may spend on recomputing so that all its compute is at most `times` the base."""
+    """The most recomputation with which a run's compute is at most `times` the base."""
     return None if times is None else math.floor(base_compute * (times - 1))
 
 
@@ -558,7 +558,7 @@ def thrash_limit(base_compute: int, times: float | None) -> int | None:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a study runs: the product of its lists, per log."""
+    """The runs of a study: the product of its lists, per log."""
 
     limits: Sequence[Limit]
     rules: Sequence[Rule]

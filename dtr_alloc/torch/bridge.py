@@ -2,10 +2,9 @@
 
 The bridge is a small C++ library on the headers that torch ships. c10's ABI changes between
 versions, so the library is compiled where it is used, on first use or by ``dtr-alloc build``, and
-kept in a folder (bridge_cache.py) under a name that says for what it was made (as Triton keeps its
-launchers). That takes seconds, and is said. A wheel brings the bridges to some builds of torch
-(``make wheel``); they have the same names.
-"""
+kept in a folder (bridge_cache.py) under a name that identifies the build of torch (as Triton keeps
+its launchers). This takes seconds, and a line reports it. A wheel brings the bridges to some builds
+of torch (``make wheel``); they have the same names."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ def command(cxx: str, device: str, sources: list[Path], output: Path) -> list[st
 
 
 def _cuda_headers() -> list[Path]:
-    """Folders that together hold cuda_runtime.h and what it includes.
+    """Folders that together hold cuda_runtime.h and its includes.
 
     The wheels that torch installs for CUDA 13 lack its crt/ folder, which comes with the
     compiler (nvcc); a CUDA toolkit has it, and so has triton, which torch depends on.
@@ -101,7 +100,7 @@ def _cuda_runtime() -> str:
 
 
 def library_name(device: str) -> str:
-    """What the bridge for this torch and these sources is called, whichever compiler makes it."""
+    """The name of the bridge for this torch and these sources, whichever compiler makes it."""
     import torch
 
     key = hashlib.sha256()
@@ -122,8 +121,8 @@ def kinds() -> list[str]:
 
 
 def status() -> dict[str, Any]:
-    """What is known, without building it, of the bridge for the device that jobs use first:
-    compiler, cached, path, reason."""
+    """The state of the bridge for the device that jobs use first, without building it: compiler,
+    cached, path, reason."""
     try:
         import torch  # noqa: F401
     except ImportError as error:
@@ -164,8 +163,7 @@ def _no_compiler() -> str:
 
 
 def _packaged(name: str) -> tuple[Cache | None, str | None]:
-    """The package's own folder if its bridge loads; else what is wrong with the bridge, if there is
-    one."""
+    """The package's own folder if its bridge loads; else the bridge's fault, if there is one."""
     try:
         cache = Cache(PACKAGED, create=False, packaged=True)
     except BridgeError:  # not from such a wheel
@@ -282,10 +280,10 @@ _PYTHON_API = (
     *("PyObject_GenericGetDict", "PyDict_SetItem", "PyType_Modified"),
     "Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing",
 )
-"""What the bridge needs of Python, in the order of native/bridge/capture.cpp."""
+"""Functions of Python for the bridge, in the order of native/bridge/capture.cpp."""
 
 PHASES = ("job", "capture", "operators", "again", "engine", "allocator")
-"""What a thread's time goes into: native/bridge/phases.h says what each is."""
+"""The phases of a thread's time (native/bridge/phases.h)."""
 _C10_TYPES = {"cpu": 0, "cuda": 1}
 _DROPPED_BATCH = 1024
 _MOST_RUNNING = 64
@@ -306,7 +304,7 @@ class Composite(IntEnum):
     PINNED = 0
     """Its integer arguments are kept resident while it runs."""
     WHOLE = 1
-    """It is one operator, and the capture does not see what it calls."""
+    """It is one operator, and the capture does not see its calls."""
     WHOLE_WITHOUT_GRADIENT = 2
     """The same where no gradient of its first argument is wanted."""
 
@@ -381,7 +379,7 @@ class Bridge:
         self._library.dtr_bridge_let_pass(*_as_c_names(operators))
 
     def watch_composites(self, operators: Sequence[tuple[str, str]], kind: Composite) -> None:
-        """Has these operators, by name and overload, met above what they call. Once, for good."""
+        """Has these operators, by name and overload, captured above their calls. Once, for good."""
         self._library.dtr_bridge_watch_composites(*_as_c_names(operators), kind)
 
     def capture(self, on: bool) -> None:
@@ -413,7 +411,7 @@ class Bridge:
         self._library.dtr_bridge_observe(more)
 
     def place(self, number: int) -> None:
-        """This thread is there from now on: a number for what dtr_place is told, 0 for none."""
+        """The call site of this thread from now on, by its number for dtr_place; 0: none."""
         self._library.dtr_bridge_place(number)
 
     def log_operators(self, on: bool) -> None:
@@ -421,7 +419,7 @@ class Bridge:
         self._library.dtr_bridge_op_log(on)
 
     def score(self, on: bool) -> None:
-        """Whether a Python callable chooses what is evicted, whose errors are to be explained."""
+        """Whether a Python callable chooses evictions, whose errors are to be explained."""
         self._library.dtr_bridge_score(on)
 
     def set_tiny(self, size_bytes: int) -> None:
@@ -433,7 +431,7 @@ class Bridge:
         self._library.dtr_bridge_limit_repeats(-1 if most is None else most)
 
     def phases(self, on: bool) -> dict[str, float]:
-        """What this thread's time went into since the last call, in seconds by PHASES.
+        """This thread's time since the last call, in seconds by PHASES.
 
         Args:
             on: whether it is counted from now on.
@@ -442,7 +440,7 @@ class Bridge:
         return {phase: ns / 1e9 for phase, ns in zip(PHASES, self._phases, strict=True)}
 
     def name(self, key: int, name: str) -> None:
-        """Says what messages call the operator of a key, if Python implements it."""
+        """Gives the operator of a key, which Python implements, its name in messages."""
         self._library.dtr_bridge_name(ctypes.c_uint64(key), name.encode())
 
     def forget_rules(self) -> None:

@@ -65,7 +65,7 @@ _OF_TUNER = (
 
 
 class Runtime:
-    """What lives as long as the process once it was enabled."""
+    """The state that lives from the first session to the end of the process."""
 
     def __init__(self, config: Config, device_type: str) -> None:
         self.device_type = device_type
@@ -92,7 +92,7 @@ class Runtime:
         self.log: OpLogRecorder | None = None
         self.recording: Recording | None = None
         self.timeline: Timeline | None = None
-        self._before: dict[str, int] = {}  # what was counted when the session began
+        self._before: dict[str, int] = {}  # counters when the session began
         self._ended: dict[str, Any] = {}  # of its budget, peaks and learning, when it has ended
         self.is_light = False
         self.is_active = False
@@ -177,7 +177,7 @@ class Runtime:
 
     @property
     def scorer(self) -> Scorer | None:
-        """What calls the heuristic, if that is a Python callable."""
+        """Calls the heuristic, if that is a Python callable."""
         return self._scorers[-1]
 
     def _explain(self, message: str) -> None:
@@ -191,7 +191,7 @@ class Runtime:
             self.log.drain()
 
     def _interrupt_behind(self, error: BaseException) -> BaseException | None:
-        """What a Python heuristic was interrupted by, if an error came of that."""
+        """The interrupt of a Python heuristic that caused an error, if one did."""
         if isinstance(error, Exception) and self.scorer is not None:
             cause = self.scorer.take_failure()
             if cause is not None and not isinstance(cause, Exception):
@@ -204,7 +204,7 @@ class Runtime:
 
         Args:
             config: the settings from now on.
-            costs_file: what the session begins with; None: no costs are known.
+            costs_file: costs with which the session begins; None: none.
             light: the allocator only, to record a trace.
         """
         self._unwind()
@@ -282,9 +282,9 @@ class Runtime:
             self.bridge.install_cpu(True)
 
     def _unwind(self) -> None:
-        """Undoes what start() did, the last first. A step may be undone twice, or without having
-        been done. An interrupt waits until all are; what a second one leaves, the next start()
-        undoes."""
+        """Undoes the steps of start(), the last first. A step may be undone twice, or without
+        having been done. An interrupt is raised after all; the next start() undoes the steps that a
+        second interrupt leaves."""
         try:
             while self._undo:
                 self._undo[-1]()
@@ -331,9 +331,9 @@ class Runtime:
         recording.stop()
 
     def stop(self) -> None:
-        """The reverse of start(). Raises torch.OutOfMemoryError, and changes nothing, if there is
-        not the memory for what was evicted; or StateError, which names operators that still run on
-        other threads after LONGEST_WAIT_S. Contents that are unrecoverable are named in a
+        """The reverse of start(). Raises torch.OutOfMemoryError, and changes nothing, if the memory
+        does not suffice for the evicted contents; or StateError, which names operators that still
+        run on other threads after LONGEST_WAIT_S. Contents that are unrecoverable are named in a
         StateError, which is raised once the session has ended.
 
         On CUDA the allocator stays, because PyTorch cannot change it once it is in use.
@@ -344,7 +344,7 @@ class Runtime:
                 "enable() was called on another thread"
             )
         budgets = self.pools.budget_bytes()
-        # What comes back is above the budget.
+        # Contents that come back exceed the budget.
         engine = self._engine_stats()
         ended = {
             name: value
@@ -353,7 +353,7 @@ class Runtime:
         } | {"learning": self._learning(engine)}
         unrecoverable: list[Unrecoverable] = []
         try:
-            # The promise ends here: what was evicted needs its place again.
+            # The budget ends here: evicted contents need memory again.
             if not self.is_light:
                 self.pools.set_budget(Budget())
                 self.bridge.limit_repeats(None)
@@ -411,9 +411,9 @@ class Runtime:
             self.cost_file = None
 
     def stop_in_child(self) -> None:
-        """After fork: the child allocates as without us, and records nothing. What was evicted
-        stays so, and throws when it is read. CUDA does not work in a forked child, with us or
-        without."""
+        """After fork: the child allocates as without dtr_alloc, and records nothing. Evicted
+        contents stay evicted, and raise when they are read. CUDA does not work in a forked child,
+        with us or without."""
         self.is_active = False
         self._undo.clear()
         if self.timeline is not None:
@@ -480,16 +480,16 @@ class Runtime:
         return bool(lib.dtr_unpin(self.engine, ffi.cast("void *", storage._cdata)) > 0)
 
     def pin_for_a_while(self, tensor: Tensor) -> Any:
-        """Keeps a tensor resident while what is returned lives. That ends without Python: nothing
-        that is raised leaves the pin behind."""
+        """Keeps a tensor resident while the returned owner lives. C code ends the pin, so no
+        exception leaves it behind."""
         owner = ffi.gc(ffi.new("dtr_pin_owner *"), lib.dtr_end_pin)
         check(lib.dtr_pin_for(self.engine, self.address(tensor), owner))
         self.bring_back(self.handle(tensor))
         return owner
 
     def pin_what_is_made(self, owners: list[Any]) -> None:
-        """Likewise all that this thread's operators make, while what is appended lives. It is there
-        before the pin is: an interrupt leaves neither behind where the list is cleared."""
+        """Likewise all results of this thread's operators, while the appended owner lives. It is
+        appended before the pin begins, so an interrupt leaves no pin behind."""
         owners.append(ffi.gc(ffi.new("dtr_pin_owner *"), lib.dtr_end_pin))
         check(lib.dtr_pin_made(self.engine, owners[-1]))
 
@@ -520,7 +520,7 @@ costs are stated."""
 
 
 def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> tuple[Any, Any]:
-    """The options, and what must be kept as long as they are used."""
+    """The options, and an owner of their memory."""
     heuristic = config.heuristic
     dealloc = ffi.new("char[]", heuristic.dealloc.encode())
     options = ffi.new("dtr_engine_options *")
@@ -547,8 +547,8 @@ def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> 
 
 
 def _learning(config: Config) -> int:
-    """What the engine learns of the job, DTR_LEARN_...: the op log is one, and without a budget
-    there is nothing to gain."""
+    """The engine's learning, DTR_LEARN_...: none for a job that writes an op log, or without a
+    budget."""
     if config.budget == Budget() or config.log is not None:
         return int(lib.DTR_LEARN_NOTHING)
     if config.heuristic.learns:

@@ -1,4 +1,4 @@
-"""A trace in memory: what an allocator did, one row an event, as columns of plain numbers.
+"""A trace in memory: the events of an allocator, one row each, as columns of plain numbers.
 
 Traces come from our pools (dtr_alloc.traces.recording), from PyTorch's memory snapshots and from
 RMM's logs, and are measured, run through models and exported from here.
@@ -40,7 +40,7 @@ class TraceError(ValueError):
 
 
 class Kind(IntEnum):
-    """What an event is. Address and size are of the block, unless it says otherwise."""
+    """The kind of an event. Address and size are those of the block, unless stated otherwise."""
 
     ALLOCATE = 0
     """A block begins to be in use. Size: as asked for."""
@@ -49,7 +49,7 @@ class Kind(IntEnum):
     EVICT = 2
     """The next event of this address, its FREE, is an eviction."""
     REMATERIALIZE = 3
-    """What was evicted is back: the block at this address, in use already, has its content."""
+    """An evicted content is back: the block at this address, in use already, has it."""
     MOVE_FROM = 4
     """A content moved from this block; MOVE_TO is the next event of the device. The FREE of
     this block is the next event of its address."""
@@ -120,11 +120,11 @@ def _words() -> array[int]:
 
 @dataclass
 class Trace:
-    """What an allocator did. The columns are of equal length, one row an event.
+    """The events of an allocator. The columns are of equal length, one row an event.
 
     Attributes:
-        meta: ``source`` (``dtr_alloc``, ``torch``, ``rmm``), ``time_unit`` (``ns``) and what else
-            the source says; plain JSON.
+        meta: ``source`` (``dtr_alloc``, ``torch``, ``rmm``), ``time_unit`` (``ns``) and other
+            values of the source; plain JSON.
         names: strings that events refer to; names[0] is ``""``.
         kind: one of Kind.
         time_ns: since the first event; never decreasing.
@@ -132,7 +132,7 @@ class Trace:
         size_bytes: see Kind.
         stream: the stream's number in its program, 0 for the default one.
         device: the number of the device.
-        name: index in names: the operator, or what a person may want to read.
+        name: index in names: the operator, or another text for people.
     """
 
     meta: dict[str, Any] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class Trace:
 
         Takes about a microsecond and at most 300 bytes for each event.
 
-        Raises TraceError that names the event's index and what is wrong with it.
+        Raises TraceError that names the event's index and the fault.
         """
         self._validate_columns()
         self._validate_meta()
@@ -219,7 +219,7 @@ class Trace:
         self._follow()
 
     def lifetimes(self) -> Lifetimes:
-        """Each allocation with its end, in the order of allocations: what models read.
+        """Each allocation with its end, in the order of allocations, for models.
 
         A block that moved is one allocation: from where it was allocated first to where its last
         place was freed. Raises TraceError as validate() does for what has no partner.
@@ -255,7 +255,7 @@ class Trace:
             )
 
     def _validate_meta(self) -> None:
-        """The types of what is read of it."""
+        """The types of the values that are read."""
         if not isinstance(self.meta, dict) or not is_plain(self.meta):
             raise TraceError("the meta is not what JSON can hold, or has more than 100000 values")
         source, devices = self.meta.get("source"), self.meta.get("devices", [])
@@ -306,7 +306,7 @@ class Trace:
 
 
 class _Follower:
-    """Goes through a trace and pairs what belongs together."""
+    """Goes through a trace and pairs events."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

@@ -82,8 +82,8 @@ def test_the_figures_come_first_and_all_counters_when_asked_for():
         ({"out_of_memory_errors": 2}, "2 allocations failed", "Raise the budget"),
         ({"evictions": 0}, "never reached", "512.00 MiB would have been enough"),
         ({"budget_bytes": 2**64 - 1}, "bytes", "There was no budget"),
-        ({"peak_kept_bytes": 2**30}, "never evicted: 100%", "sharding"),
-        ({"contiguity_evictions": 12000}, "places: at 97%", "costs 45 % of"),
+        ({"peak_kept_bytes": 2**30}, "unevictable memory: 100%", "sharding"),
+        ({"contiguity_evictions": 12000}, "fragmentation: at 97%", "costs 45 % of"),
         ({"recompute_cost_seconds": 8}, "bytes", "more than the job's own compute: `dtr"),
         ({"search_seconds": 9.0}, "bytes", "more than the job's own compute: `dtr"),
         (
