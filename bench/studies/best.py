@@ -56,21 +56,14 @@ def commands() -> None:
     metavar="S",
     help="End local search after so long, for each budget (default: no limit).",
 )
-def find(log: str, budgets: tuple[str, ...], **options: Any) -> None:
+def find(
+    log: str, budgets: Sequence[str], out: Path, steps: int, seed: int, seconds: float
+) -> None:
     """Looks for evictions that keep the LOG within each budget at little recomputing.
 
     All that the log will do is known, so this is no policy: it says how far the policies are
     from what can be done. What it finds is never worse than a preset.
     """
-    _find(log=log, budgets=budgets, **options)
-
-
-def _find(
-    *, log: str, budgets: Sequence[str], out: Path, steps: int, seed: int, seconds: float
-) -> None:
-    """Looks for a schedule per budget and writes those that were found. Raises
-    click.UsageError for options that are wrong, InputError for a log that is, and
-    click.ClickException if nothing was found."""
     limits = each_once("--budget", budgets, simulate.parse_limits)
     program = compiled([log])[0]
     try:

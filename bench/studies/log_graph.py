@@ -13,6 +13,7 @@ So what is proven of the graph holds for the log: a run of the log within a budg
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.studies.static_graph import Node, StaticGraph
@@ -54,24 +55,21 @@ class _Coarsening:
         self.once = 0
 
     def run(self) -> Coarse:
-        code, at, operator = self.program.code, 0, 0
-        while at < len(code):
-            kind = code[at]
+        operator = 0
+        for code in oplog.instructions(self.program):
+            kind = code[0]
             if kind in (oplog.CALL, oplog.MUTATE, oplog.EFFECT):
                 label = self.program.operator_names[self.program.operators[operator]]
                 operator += 1
-                at = self.operator(at, kind, label)
+                self.operator(code, label)
             elif kind == oplog.CONSTANT:
-                self.names[code[at + 1]] = self.storage(_DROPPED, code[at + 2])
+                self.names[code[1]] = self.storage(_DROPPED, code[2])
                 if not operator:
-                    self.pinned_bytes += code[at + 2]
-                at += 3
+                    self.pinned_bytes += code[2]
             elif kind == oplog.RELEASE:
-                self.names.pop(code[at + 1])
-                at += 2
+                self.names.pop(code[1])
             else:  # COPY, COPY_FROM
-                self.names[code[at + 1]] = self.names[code[at + 2]]
-                at += 3
+                self.names[code[1]] = self.names[code[2]]
         outputs = {self.storages[storage] for storage in self.names.values()} - {_DROPPED}
         graph = StaticGraph(self.name, tuple(self.nodes), frozenset(outputs), self.pinned_bytes)
         return Coarse(graph, self.once)
@@ -81,32 +79,25 @@ class _Coarsening:
         self.sizes.append(size_bytes)
         return len(self.storages) - 1
 
-    def operator(self, at: int, kind: int, label: str) -> int:
-        """Reads one at a place in the code; gives the next place."""
-        code = self.program.code
-        time, count = code[at + 1], code[at + 2]
-        args = [self.names[name] for name in code[at + 3 : at + 3 + count]]
-        at += 3 + count
-        results = code[at]
-        at += 1
+    def operator(self, code: Sequence[int], label: str) -> None:
+        end = 3 + code[2]
+        arguments = code[3:end]
+        args = [self.names[name] for name in arguments]
         fresh: list[tuple[int, int]] = []  # name, size
-        if kind == oplog.MUTATE:
-            arguments = code[at - 1 - count : at - 1]
-            for index in code[at : at + results]:
+        if code[0] == oplog.MUTATE:
+            for index in code[end + 1 :]:
                 index = max(index, ~index)
                 fresh.append((arguments[index], self.sizes[args[index]]))
-            at += results
         else:
-            for _ in range(results):
+            for at in range(end + 1, len(code), 3):
                 name, size, alias = code[at : at + 3]
-                at += 3
                 if alias == oplog.FRESH:
                     fresh.append((name, size))
                 else:
                     self.names[name] = args[alias]
         read = dict.fromkeys(self.storages[arg] for arg in args)
         read.pop(_DROPPED, None)
-        cost = time
+        cost = code[1]
         for name, size in fresh:
             node = _DROPPED
             if size >= self.least_bytes:
@@ -115,4 +106,3 @@ class _Coarsening:
                 cost = 0
             self.names[name] = self.storage(node, size)
         self.once += cost
-        return at
