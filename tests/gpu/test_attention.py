@@ -34,7 +34,7 @@ def heads(seed):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("backend", BACKENDS)
-@own_process()
+@own_process(gpu_only="attention kernels")
 def test_the_output_is_computed_again(backend, dropout):
     _, (q, k, v) = heads(1)
     with torch.no_grad():
@@ -43,7 +43,7 @@ def test_the_output_is_computed_again(backend, dropout):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 @pytest.mark.parametrize("backend", BACKENDS)
-@own_process()
+@own_process(gpu_only="attention kernels")
 def test_gradients_through_evicted_tensors_are_the_same(backend, dropout):
     torch.use_deterministic_algorithms(True)
 

@@ -26,7 +26,7 @@ def compiled_layers(count):
     return nn.Sequential(*(torch.compile(layer) for layer in layers))
 
 
-@own_process(gpu_only="triton")
+@own_process(cuda_only="triton", gpu_only="triton")
 def test_what_a_graph_gave_is_computed_again():
     (layer,) = compiled_layers(1)
     x = torch.randn(1024, 512).to(DEVICE)
@@ -35,7 +35,7 @@ def test_what_a_graph_gave_is_computed_again():
         assert_recomputes(lambda: layer(x))
 
 
-@own_process(gpu_only="triton")
+@own_process(cuda_only="triton", gpu_only="triton")
 def test_compiled_layers_train_to_the_same_bits_under_a_budget():
     torch.use_deterministic_algorithms(True)
     model = compiled_layers(8)

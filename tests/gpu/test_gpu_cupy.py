@@ -34,7 +34,7 @@ def enabled_cupy():
     return cupy
 
 
-@own_process(gpu_only="CuPy")
+@own_process(cuda_only="CuPy", gpu_only="CuPy")
 def test_a_raw_kernel_works_on_memory_of_the_heap():
     cupy = enabled_cupy()
     before = dtr_alloc.stats()["allocated_bytes"]
@@ -47,7 +47,7 @@ def test_a_raw_kernel_works_on_memory_of_the_heap():
     assert dtr_alloc.stats()["allocated_bytes"] <= before + MIB
 
 
-@own_process(gpu_only="CuPy")
+@own_process(cuda_only="CuPy", gpu_only="CuPy")
 def test_a_cupy_array_evicts_tensors_that_can_be_computed_again():
     cupy = enabled_cupy()
     base = torch.ones(2 * MIB, device=DEVICE)
@@ -61,7 +61,7 @@ def test_a_cupy_array_evicts_tensors_that_can_be_computed_again():
     assert all(bool((tensor == index).all()) for index, tensor in enumerate(made))
 
 
-@own_process(gpu_only="CuPy")
+@own_process(cuda_only="CuPy", gpu_only="CuPy")
 def test_what_does_not_fit_is_cupys_own_out_of_memory_error():
     cupy = enabled_cupy()
     torch.ones(1, device=DEVICE)
@@ -71,7 +71,7 @@ def test_what_does_not_fit_is_cupys_own_out_of_memory_error():
     assert float(cupy.ones(MIB, dtype=cupy.float32).sum()) == MIB
 
 
-@own_process(gpu_only="CuPy")
+@own_process(cuda_only="CuPy", gpu_only="CuPy")
 def test_a_tensor_that_cupy_reads_is_resident_and_pinned():
     cupy = enabled_cupy()
     made = torch.ones(MIB, device=DEVICE) * 2
@@ -82,7 +82,7 @@ def test_a_tensor_that_cupy_reads_is_resident_and_pinned():
     assert bool((array == 2).all())
 
 
-@own_process(gpu_only="CuPy")
+@own_process(cuda_only="CuPy", gpu_only="CuPy")
 def test_a_kernel_on_cupys_own_stream_is_waited_for():
     cupy = enabled_cupy()
     stream = cupy.cuda.Stream(non_blocking=True)

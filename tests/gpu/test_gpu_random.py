@@ -113,7 +113,7 @@ def test_another_thread_draws_its_numbers_while_draws_are_repeated():
     assert got == expected
 
 
-@own_process(cuda_only="cuDNN")
+@own_process(cuda_only="cuDNN", gpu_only="cuDNN")
 def test_an_rnn_begins_anew_with_its_dropout_only_when_the_job_seeds():
     """It then draws from the device's generator, and at no other time."""
     lstm = torch.nn.LSTM(16, 32, num_layers=2, dropout=0.5).to(DEVICE)
