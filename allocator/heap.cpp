@@ -189,6 +189,7 @@ void Heap::release(Block* block, Owner owner, uint64_t point) {
     block = merge(previous, block);
   }
   enter(block);
+  openings_.note(block);
   if (owner == kIdle) chunks_.untouch(begin, end, block->offset, block->end());
 }
 
@@ -201,6 +202,7 @@ void Heap::settle(Owner owner, uint64_t point) {
     leave(block);
     const uint64_t begin = block->offset, end = block->end();
     block = join(block, BlockState::kFree);
+    openings_.note(block);
     chunks_.untouch(begin, end, block->offset, block->end());
   }
 }
@@ -244,7 +246,9 @@ Block* Heap::carve(uint64_t begin, uint64_t end) {
   return high;
 }
 
-void Heap::fill(uint64_t begin, uint64_t end) { join(carve(begin, end), BlockState::kFree); }
+void Heap::fill(uint64_t begin, uint64_t end) {
+  openings_.note(join(carve(begin, end), BlockState::kFree));
+}
 
 void Heap::empty(uint64_t begin, uint64_t end) { join(carve(begin, end), BlockState::kAbsent); }
 

@@ -36,6 +36,7 @@
 #include "chunks.h"
 #include "free_index.h"
 #include "max_tree.h"
+#include "openings.h"
 
 namespace dtr {
 
@@ -117,6 +118,10 @@ class Heap {
     block->has_stream = stream != 0;
     if (stream != 0) nodes_.detail(block).stream = stream;
   }
+
+  // Holes that have become free, or grown: blocks that touch one may have more free bytes beside them
+  // than before, and no other block has.
+  Openings& openings() { return openings_; }
 
   // Every free block, by owner and size.
   template <typename F>
@@ -223,6 +228,7 @@ class Heap {
   BlockTable used_;     // blocks in use or pending
   BlockStarts starts_;  // all blocks
   bool by_address_ = false;
+  Openings openings_;
 };
 
 }  // namespace dtr

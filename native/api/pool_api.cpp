@@ -155,6 +155,10 @@ DTR_EXPORT uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address) {
   });
 }
 
+DTR_EXPORT uint64_t dtr_pool_take_openings(dtr_pool* pool, dtr_opening* openings) {
+  return answer(uint64_t{0}, [&] { return of(pool).take_openings(openings); });
+}
+
 DTR_EXPORT void* dtr_pool_slabs_begin(const dtr_pool* pool) {
   return answer(static_cast<void*>(nullptr), [&] { return pointer(of(pool).slabs_begin()); });
 }

@@ -46,9 +46,10 @@ void Candidates::add(Storage* storage) {
   const auto place = std::upper_bound(order_.begin(), order_.end(), begin, before);
   const auto rank = static_cast<size_t>(place - order_.begin());
   order_.insert(place, static_cast<uint32_t>(index));
-  set_span(rank);
-  if (rank > 0) set_span(rank - 1);
-  if (rank + 1 < order_.size()) set_span(rank + 1);
+  set_span(rank, span(rank));
+  for (const size_t beside : {rank - 1, rank + 1})
+    if (beside < order_.size())
+      set_span(beside, std::min<double>(span(beside), span_[order_[beside]]));
 }
 
 void Candidates::set_unneeded(Storage* storage, bool unneeded) {
@@ -80,8 +81,6 @@ void Candidates::remove(Storage* storage) {
   ends_.pop_back();
   storage->candidate = kNoCandidate;
   storage->parked = false;
-  if (rank > 0) set_span(rank - 1);
-  if (rank < order_.size()) set_span(rank);
 }
 
 size_t Candidates::rank_of(const Storage* storage) const {
@@ -105,9 +104,32 @@ double Candidates::span(size_t rank) const {
   return bytes;
 }
 
-void Candidates::set_span(size_t rank) {
-  span_[order_[rank]] = rounded_up(span(rank));
+void Candidates::set_span(size_t rank, double bytes) {
+  span_[order_[rank]] = rounded_up(bytes);
   touch(order_[rank]);
+}
+
+void Candidates::narrow(const Storage* storage, uint64_t free_bytes) {
+  const auto i = static_cast<size_t>(storage->candidate);
+  if (begins_[i] >= slabs_begin_) return;
+  span_[i] = std::min(span_[i], rounded_up(static_cast<double>(ends_[i] - begins_[i] + free_bytes)));
+  touch(i);
+}
+
+void Candidates::widen(uint64_t begin, uint64_t end) {
+  const auto before = [this](uint64_t value, uint32_t other) { return value < begins_[other]; };
+  const auto above = std::upper_bound(order_.begin(), order_.end(), begin, before);
+  auto rank = static_cast<size_t>(above - order_.begin());
+  if (rank > 0) set_span(rank - 1, span(rank - 1));
+  bool is_inside = true;
+  for (; is_inside && rank < order_.size(); ++rank) {
+    is_inside = begins_[order_[rank]] < end;
+    set_span(rank, span(rank));
+  }
+}
+
+void Candidates::widen_all() {
+  for (size_t rank = 0; rank < order_.size(); ++rank) set_span(rank, span(rank));
 }
 
 uint64_t Candidates::most_free_beside(const Storage* storage) const {
@@ -286,7 +308,7 @@ std::string Candidates::check(int64_t now_ns, int64_t decreased_ns) {
       return "R6: a candidate stands in another's place";
     if (rank > 0 && begins_[index] < begins_[order_[rank - 1]])
       return "C3: candidates are out of order";
-    if (span_[index] != rounded_up(span(rank))) return "C3: a candidate's span is wrong";
+    if (span_[index] > rounded_up(span(rank))) return "C3: a candidate's span is too large";
   }
   const Moment now{now_ns, decreased_ns, kSomeFree};
   for (const Value value : {Value::score, Value::beside, Value::price}) {

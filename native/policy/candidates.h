@@ -23,9 +23,10 @@
 //   C2  A parked candidate is one that the search met and that could not be evicted. Its weight is
 //       infinite, so that the next search passes over it without a look. It is unparked when the
 //       reason for parking may have ended.
-//   C3  The order lists the candidates by address. A candidate's span is its size and everything
-//       from its block to those of the candidates on both sides; that of an object of a slab, its
-//       size.
+//   C3  The order lists the candidates by address. A candidate's span is at least its size and the
+//       free bytes beside its block, and at most its size and everything from its block to those of
+//       the candidates on both sides; that of an object of a slab, its size. Free bytes that the pool
+//       has told are its bound until something near becomes free.
 //
 //   C4  Between two passes over all, a search has `bounds_` and `least_`: what the bounds of C1 will
 //       be at a later moment, the horizon, when all that lowers them with time has gone on. Until
@@ -113,6 +114,11 @@ class Candidates {
 
   // No more bytes are free beside its block.
   uint64_t most_free_beside(const Storage* storage) const;
+  // So many are free beside its block.
+  void narrow(const Storage* storage, uint64_t free_bytes);
+  // Memory between two addresses became free; or anywhere.
+  void widen(uint64_t begin, uint64_t end);
+  void widen_all();
 
   // Calls begin(storage) for each candidate with which a window of `wanted` bytes may begin that
   // costs at most `limit`; begin() may lower the limit. price(storage): the exact price of a
@@ -193,7 +199,7 @@ class Candidates {
   double exact_value(Value value, size_t index, int64_t now_ns, int64_t decreased_ns,
                      uint64_t most_free) const;
   double span(size_t rank) const;
-  void set_span(size_t rank);
+  void set_span(size_t rank, double bytes);
 
   std::set<std::tuple<uint64_t, uint64_t, Storage*>> unneeded_;  // C5
   std::vector<Storage*> list_;

@@ -38,7 +38,14 @@ SearchContext VictimSearch::context_of(Device& device) {
   SearchContext context{};
   context.now_ns = environment_.clock_ns;
   context.most_free = Candidates::kNoFreeBytes;
-  if (costs_.needs().free_bytes) context.most_free = dtr_pool_unused_bytes(device.pool);
+  if (!costs_.needs().free_bytes) return context;
+  dtr_opening openings[DTR_MOST_OPENINGS];
+  const uint64_t count = dtr_pool_take_openings(device.pool, openings);
+  if (count > DTR_MOST_OPENINGS)
+    device.candidates.widen_all();
+  else
+    for (uint64_t i = 0; i < count; ++i) device.candidates.widen(openings[i].begin, openings[i].end);
+  context.most_free = dtr_pool_unused_bytes(device.pool);
   return context;
 }
 
@@ -69,8 +76,10 @@ double VictimSearch::learn_cost_ns(Device& device, Storage* storage) {
 uint64_t VictimSearch::free_bytes(const Storage* storage, const SearchContext& context) {
   if (context.most_free == 0 || context.most_free == Candidates::kNoFreeBytes) return 0;
   ++environment_.stats.storage_accesses;
-  return std::min(dtr_pool_free_beside(devices_.of(storage).pool, storage->address),
-                  context.most_free);
+  Device& device = devices_.of(storage);
+  const uint64_t bytes = dtr_pool_free_beside(device.pool, storage->address);
+  device.candidates.narrow(storage, bytes);
+  return std::min(bytes, context.most_free);
 }
 
 Storage* VictimSearch::choose(Device& device, const SearchContext& context) {
