@@ -1,6 +1,14 @@
 #include "cost_model.h"
 
+#include <algorithm>
+
 namespace dtr {
+
+namespace {
+
+constexpr double kMostParts = 9e18;  // a sum is less (oplog.MOST_SUM)
+
+}  // namespace
 
 void CostModel::configure() {
   needs_ = Needs::of(environment_.options.heuristic, environment_.options.room);
@@ -8,20 +16,24 @@ void CostModel::configure() {
   foresight_.turn(environment_.options.heuristic.foresight != 0);
 }
 
-double CostModel::recompute_ns(Storage* storage) {
+double CostModel::recompute_ns(Storage* storage, double most_ns) {
   int64_t cost = cost_of(storage);
+  const double parts = needs_.shares ? kShareParts : 1;
+  const auto most = static_cast<int64_t>(std::min(most_ns * parts, kMostParts));
   switch (environment_.options.heuristic.cost) {
     case DTR_COST_ANCESTORS:
-      cost += neighborhoods_.ancestors_ns(storage);
+      cost += neighborhoods_.ancestors_ns(storage, most);
       break;
     case DTR_COST_NEIGHBORHOOD:
-      cost += neighborhoods_.ancestors_ns(storage) + neighborhoods_.descendants_ns(storage);
+      cost += neighborhoods_.ancestors_ns(storage, most);
+      if (cost <= most) cost += neighborhoods_.descendants_ns(storage, most - cost);
       break;
     case DTR_COST_COMPONENT:
       cost += neighborhoods_.component_ns(storage);
       break;
     case DTR_COST_MARGINAL:
-      return with_shares(cost, is_unneeded(storage) ? 0 : neighborhoods_.ancestors_ns(storage));
+      return with_shares(cost,
+                         is_unneeded(storage) ? 0 : neighborhoods_.ancestors_ns(storage, most));
     default:
       break;
   }

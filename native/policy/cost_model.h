@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "component.h"
@@ -62,15 +63,17 @@ class CostModel {
   }
 
   // ---- costs, in nanoseconds ----
+  // Each is exact unless it is above most_ns; then it may be more than is said.
+  static constexpr double kAnyNs = std::numeric_limits<double>::infinity();
   // Of a storage with a parent: to recompute it, by the heuristic's kind of cost.
-  double recompute_ns(Storage* storage);
+  double recompute_ns(Storage* storage, double most_ns = kAnyNs);
   // To evict it, by whichever way is cheaper.
-  double evict_ns(Storage* storage) {
-    return swap_costs_.with_swap(storage, storage->parent ? recompute_ns(storage) : 0);
+  double evict_ns(Storage* storage, double most_ns = kAnyNs) {
+    return swap_costs_.with_swap(storage, storage->parent ? recompute_ns(storage, most_ns) : 0);
   }
   // The same as a score counts it, and it alone, whatever else is evicted.
-  double cost_ns(Storage* storage) {
-    return environment_.options.heuristic.cost == DTR_COST_NONE ? 1 : evict_ns(storage);
+  double cost_ns(Storage* storage, double most_ns = kAnyNs) {
+    return environment_.options.heuristic.cost == DTR_COST_NONE ? 1 : evict_ns(storage, most_ns);
   }
   double alone_ns(const Storage* storage) const {
     return swap_costs_.with_swap(storage, static_cast<double>(cost_of(storage)));

@@ -112,12 +112,13 @@ int64_t Neighborhoods::part_of(const Storage* storage) const {
 }
 
 // The summed parts of the evicted storages that are reached through evicted ones and were not in
-// this visit, each step of the walk being for_next. meet: what to do with each.
+// this visit, each step of the walk being for_next; it stops above `most`. meet: what to do with each.
 template <typename ForNext, typename Meet>
-int64_t Neighborhoods::walk(const Storage* from, uint64_t visit, ForNext&& for_next, Meet&& meet) {
+int64_t Neighborhoods::walk(const Storage* from, uint64_t visit, ForNext&& for_next, Meet&& meet,
+                            int64_t most) {
   int64_t sum = 0;
   pending_.assign(1, from);
-  while (!pending_.empty()) {
+  while (!pending_.empty() && sum <= most) {
     const Storage* at = pending_.back();
     pending_.pop_back();
     for_next(at, [&](Storage* next) {
@@ -134,34 +135,37 @@ int64_t Neighborhoods::walk(const Storage* from, uint64_t visit, ForNext&& for_n
 
 // Where what comes first of the ancestors is one alone, the sum is made from its sum: so along a
 // chain there is one walk for all.
-int64_t Neighborhoods::ancestors_ns(Storage* storage) {
+int64_t Neighborhoods::ancestors_ns(Storage* storage, int64_t most) {
   int64_t sum = 0;
   Storage* top = storage;
   for (Storage* next; !top->ancestors_known && (next = only_counted_input(top)); top = next) {
     ++environment_.stats.storage_accesses;
     sum += part_of(next);
   }
+  const int64_t left = most - std::min(most, sum);
   if (!top->ancestors_known) {
-    top->ancestors_known = true;
     // N4.
     top->ancestors_ns =
-        walk(top, ++visits_, inputs, [](Storage* met) { met->below = Known::maybe; });
+        walk(top, ++visits_, inputs, [](Storage* met) { met->below = Known::maybe; }, left);
+    top->ancestors_known = top->ancestors_ns <= left;
   }
-  sum += top->ancestors_ns;
+  const bool is_known = top->ancestors_known;
+  const int64_t all = sum += top->ancestors_ns;
   for (Storage* from = storage; from != top; sum -= part_of(from)) {
-    from->ancestors_known = true;
+    from->ancestors_known = is_known;
     from->ancestors_ns = sum;
     from = only_counted_input(from);
     from->below = Known::maybe;
   }
-  return storage->ancestors_ns;
+  return all;
 }
 
-int64_t Neighborhoods::descendants_ns(Storage* storage) {
+int64_t Neighborhoods::descendants_ns(Storage* storage, int64_t most) {
   if (storage->descendants_known) return storage->descendants_ns;
-  storage->descendants_known = true;
-  return storage->descendants_ns =
-             walk(storage, ++visits_, dependents, [](Storage* met) { met->above = Known::maybe; });
+  storage->descendants_ns =
+      walk(storage, ++visits_, dependents, [](Storage* met) { met->above = Known::maybe; }, most);
+  storage->descendants_known = storage->descendants_ns <= most;
+  return storage->descendants_ns;
 }
 
 int64_t Neighborhoods::component_ns(const Storage* storage) {

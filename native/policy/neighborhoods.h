@@ -19,7 +19,8 @@
 //  N3  So `below` never falls on the way down: a walk that makes the caches below a
 //      storage unknown may stop where they are. `above` likewise, upward.
 //  N4  Computing a sum visits all storages of which N2 then has to say `maybe`, but for
-//      those above one whose sum is known: it says so of these already.
+//      those above one whose sum is known: it says so of these already. A walk that stops
+//      early has told those that it met, of which a path of such leads down to where it began.
 //
 // Under the marginal cost, the sum over ancestors is of their shares (score.h), which change with
 // what becomes of them and of those that need them: N1 to N4 hold for these sums as well.
@@ -32,6 +33,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <unordered_set>
 #include <vector>
 
@@ -70,10 +72,11 @@ class Neighborhoods {
   void rebuild();
 
   // ---- sums, in nanoseconds, or under the marginal cost in kShareParts of one ----
-  // Of those that this one would have to be recomputed from.
-  int64_t ancestors_ns(Storage* storage);
-  // Of those that need this one to be recomputed.
-  int64_t descendants_ns(Storage* storage);
+  // Of those that this one would have to be recomputed from; or of some of them, which is more than
+  // `most`.
+  int64_t ancestors_ns(Storage* storage, int64_t most = std::numeric_limits<int64_t>::max());
+  // Of those that need this one to be recomputed; likewise.
+  int64_t descendants_ns(Storage* storage, int64_t most = std::numeric_limits<int64_t>::max());
   // Of the distinct evicted components next to the storage.
   int64_t component_ns(const Storage* storage);
   // Of all that the heuristic counts for each of several, in their order; what they share counts
@@ -95,7 +98,8 @@ class Neighborhoods {
     if (storage->below < (grew ? Known::no : Known::gone)) changed(storage, grew);
   }
   template <typename ForNext, typename Meet>
-  int64_t walk(const Storage* from, uint64_t visit, ForNext&& for_next, Meet&& meet);
+  int64_t walk(const Storage* from, uint64_t visit, ForNext&& for_next, Meet&& meet,
+               int64_t most = std::numeric_limits<int64_t>::max());
   int64_t sum_of(const std::unordered_set<const Storage*>& storages) const;
 
   Environment& environment_;

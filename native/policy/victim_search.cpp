@@ -63,10 +63,12 @@ void VictimSearch::host_memory_freed() {
       if (!device->candidates.at(i)->parent) costs_.bounds().unpark(device->candidates.at(i));
 }
 
-double VictimSearch::learn_cost_ns(Device& device, Storage* storage) {
+// Of what is too expensive so much is found out that it is not looked at again soon.
+double VictimSearch::learn_cost_ns(Device& device, Storage* storage, double most_ns) {
+  constexpr double kFarther = 2;
   ++environment_.stats.evaluations;
   ++environment_.stats.storage_accesses;
-  const double cost_ns = costs_.cost_ns(storage);
+  const double cost_ns = costs_.cost_ns(storage, kFarther * most_ns);
   costs_.bounds().set(device, storage, cost_ns);
   return cost_ns;
 }
@@ -86,11 +88,13 @@ Storage* VictimSearch::choose(Device& device, const SearchContext& context) {
   if (heuristic().select == DTR_SELECT_RANDOM) return choose_randomly(device);
   const auto evaluate = [&](Storage* storage, double least, double* score) {
     if (!is_eligible(device, storage)) return false;
-    const double cost_ns = learn_cost_ns(device, storage);
     // The pool is asked only if its answer may matter.
     uint64_t beside = 0;
     if (costs_.needs().free_bytes)
       beside = std::min(device.candidates.most_free_beside(storage), context.most_free);
+    // A score is proportional to the cost.
+    const double cost_ns =
+        learn_cost_ns(device, storage, least / costs_.score_of(storage, context, 1, beside));
     *score = costs_.score_of(storage, context, cost_ns, beside);
     if (beside > 0 && *score <= least)
       *score = costs_.score_of(storage, context, cost_ns, free_bytes(storage, context));

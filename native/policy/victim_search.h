@@ -51,8 +51,8 @@ class VictimSearch {
   }
   // The same; parks the candidate if not.
   bool is_eligible(Device& device, Storage* storage);
-  // The exact cost of a candidate, from which its bounds learn.
-  double learn_cost_ns(Device& device, Storage* storage);
+  // The cost of a candidate, from which its bounds learn: exact, or above most_ns.
+  double learn_cost_ns(Device& device, Storage* storage, double most_ns);
 
   // Constants that found no room in host memory may go there now.
   void host_memory_freed();

@@ -27,14 +27,16 @@ size_t WindowSearch::run_of(const Device& device, const void* address, size_t bl
   return count;
 }
 
-// The price of a candidate that may be evicted, else infinity; each is looked at once in a search.
-double WindowSearch::price_of(Device& device, Storage* storage, const SearchContext& context) {
+// The price of a candidate that may be evicted, or else infinity: exact, or above `most`, which never
+// grows in a search. Each candidate is looked at once in a search.
+double WindowSearch::price_of(Device& device, Storage* storage, const SearchContext& context,
+                              double most) {
   if (storage->priced == search_number_) return storage->price;
   storage->priced = search_number_;
   storage->price = std::numeric_limits<double>::infinity();
-  if (victims_.is_eligible(device, storage))
-    storage->price =
-        costs_.factor_of(storage, context) * at_least_1(victims_.learn_cost_ns(device, storage));
+  if (!victims_.is_eligible(device, storage)) return storage->price;
+  const double factor = costs_.factor_of(storage, context);
+  storage->price = factor * at_least_1(victims_.learn_cost_ns(device, storage, most / factor));
   return storage->price;
 }
 
@@ -62,7 +64,7 @@ bool WindowSearch::extend(Device& device, const SearchContext& context, uint64_t
       if (block.state != DTR_BLOCK_IN_USE || rank == candidates.size()) return false;
       Storage* const member = candidates.at_rank(rank);
       if (member->address != address) return false;
-      window->price += price_of(device, member, context);
+      window->price += price_of(device, member, context, most);
       if (!(window->price <= most) || std::isinf(window->price)) return false;
       ++window->members;
       bytes += block.size_bytes;
@@ -90,7 +92,7 @@ void WindowSearch::search(Device& device, const SearchContext& context, uint64_t
   few_.clear();
   device.candidates.search_windows(
       context.now_ns, costs_.decreased_ns(), size_bytes, few_.limit(),
-      [&](Storage* storage) { return price_of(device, storage, context); },
+      [&](Storage* storage) { return price_of(device, storage, context, few_.limit()); },
       [&](Storage* first) {
         Window window;
         if (extend(device, context, size_bytes, first, few_.limit(), &window)) few_.offer(window);
@@ -189,7 +191,7 @@ void WindowSearch::check(Device& device, const SearchContext& context) {
         bytes += all[i].size_bytes;
         if (!free(i)) {
           ++window.members;
-          window.price += price_of(device, owners[i], context);
+          window.price += price_of(device, owners[i], context, CostModel::kAnyNs);
         }
         const bool ends = i + 1 == count || !free(i + 1);
         if (window.members > 0 && ends && bytes >= size_bytes) {

@@ -109,7 +109,7 @@ class WindowSearch {
 
  private:
   size_t run_of(const Device& device, const void* address, size_t blocks);
-  double price_of(Device& device, Storage* storage, const SearchContext& context);
+  double price_of(Device& device, Storage* storage, const SearchContext& context, double most);
   bool extend(Device& device, const SearchContext& context, uint64_t size_bytes, Storage* first,
               double most, Window* window);
   void take_members(const Device& device, const Window& window);
