@@ -75,7 +75,7 @@ class AnyPool {
   // Free address space directly before and behind the large block in use that starts there.
   virtual uint64_t free_beside(uint64_t address) = 0;
   // dtr_pool_take_openings().
-  virtual uint64_t take_openings(dtr_opening*) { return 0; }
+  virtual uint64_t take_openings(dtr_opening*, uint64_t) { return 0; }
   // From this address on blocks have none: there are slabs, or a pool that only counts. Takes no
   // lock.
   virtual uint64_t slabs_begin() const { return 0; }

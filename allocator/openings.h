@@ -13,19 +13,21 @@ namespace dtr {
 class Openings {
  public:
   void note(const Block* hole) {
-    if (count_ < DTR_MOST_OPENINGS) holes_[count_] = {hole->offset, hole->end()};
-    if (count_ <= DTR_MOST_OPENINGS) ++count_;
+    if (count_ < kMost) holes_[count_] = {hole->offset, hole->end()};
+    if (count_ <= kMost) ++count_;
   }
-  // Writes those since the last call, and returns how many; DTR_MOST_OPENINGS + 1: there were more.
-  uint64_t take(dtr_opening* holes) {
+  // Writes those since the last call if they are no more than capacity, and returns how many there
+  // were; above capacity, too, if that is not known.
+  uint64_t take(dtr_opening* holes, uint64_t capacity) {
     const uint64_t count = std::exchange(count_, 0);
-    std::copy_n(holes_, std::min<uint64_t>(count, DTR_MOST_OPENINGS), holes);
-    return count;
+    if (count <= std::min(kMost, capacity)) std::copy_n(holes_, count, holes);
+    return count <= kMost ? count : std::max(count, capacity + 1);
   }
 
  private:
-  dtr_opening holes_[DTR_MOST_OPENINGS] = {};
-  uint64_t count_ = DTR_MOST_OPENINGS + 1;
+  static constexpr uint64_t kMost = 32;  // a look at all blocks is as cheap then
+  dtr_opening holes_[kMost] = {};
+  uint64_t count_ = kMost + 1;
 };
 
 }  // namespace dtr

@@ -91,7 +91,7 @@ class Pool final : public AnyPool {
   uint64_t block_bytes(uint64_t address) override;
   uint64_t block_start(uint64_t address) override;
   uint64_t free_beside(uint64_t address) override;
-  uint64_t take_openings(dtr_opening* openings) override;
+  uint64_t take_openings(dtr_opening* openings, uint64_t capacity) override;
   uint64_t slabs_begin() const override { return reservation_.base() + small_.begin(); }
   RoomInfo room_info(uint64_t size_bytes) override;
   uint64_t run(uint64_t address, RunBlock* blocks, uint64_t capacity) override;

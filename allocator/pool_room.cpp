@@ -41,10 +41,11 @@ uint64_t Pool::free_beside(uint64_t address) {
   return bytes;
 }
 
-uint64_t Pool::take_openings(dtr_opening* openings) {
+uint64_t Pool::take_openings(dtr_opening* openings, uint64_t capacity) {
   std::lock_guard<PoolMutex> lock(mutex_);
-  const uint64_t count = large_.openings().take(openings);
-  for (uint64_t i = 0; i < std::min<uint64_t>(count, DTR_MOST_OPENINGS); ++i) {
+  const uint64_t count = large_.openings().take(openings, capacity);
+  if (count > capacity) return count;
+  for (uint64_t i = 0; i < count; ++i) {
     openings[i].begin += reservation_.base();
     openings[i].end += reservation_.base();
   }

@@ -155,8 +155,13 @@ DTR_EXPORT uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address) {
   });
 }
 
-DTR_EXPORT uint64_t dtr_pool_take_openings(dtr_pool* pool, dtr_opening* openings) {
-  return answer(uint64_t{0}, [&] { return of(pool).take_openings(openings); });
+DTR_EXPORT int32_t dtr_pool_take_openings(dtr_pool* pool, dtr_opening* openings, uint64_t capacity,
+                                          uint64_t* count) {
+  return guard([&] {
+    require(count, "count");
+    require_array(openings, capacity, "openings");
+    *count = of(pool).take_openings(openings, capacity);
+  });
 }
 
 DTR_EXPORT void* dtr_pool_slabs_begin(const dtr_pool* pool) {

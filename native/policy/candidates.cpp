@@ -112,7 +112,8 @@ void Candidates::set_span(size_t rank, double bytes) {
 void Candidates::narrow(const Storage* storage, uint64_t free_bytes) {
   const auto i = static_cast<size_t>(storage->candidate);
   if (begins_[i] >= slabs_begin_) return;
-  span_[i] = std::min(span_[i], rounded_up(static_cast<double>(ends_[i] - begins_[i] + free_bytes)));
+  span_[i] =
+      std::min(span_[i], rounded_up(static_cast<double>(ends_[i] - begins_[i] + free_bytes)));
   touch(i);
 }
 

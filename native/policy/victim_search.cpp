@@ -39,12 +39,15 @@ SearchContext VictimSearch::context_of(Device& device) {
   context.now_ns = environment_.clock_ns;
   context.most_free = Candidates::kNoFreeBytes;
   if (!costs_.needs().free_bytes) return context;
-  dtr_opening openings[DTR_MOST_OPENINGS];
-  const uint64_t count = dtr_pool_take_openings(device.pool, openings);
-  if (count > DTR_MOST_OPENINGS)
+  constexpr uint64_t kMostOpenings = 32;
+  dtr_opening openings[kMostOpenings];
+  uint64_t count = kMostOpenings + 1;
+  dtr_pool_take_openings(device.pool, openings, kMostOpenings, &count);
+  if (count > kMostOpenings)
     device.candidates.widen_all();
   else
-    for (uint64_t i = 0; i < count; ++i) device.candidates.widen(openings[i].begin, openings[i].end);
+    for (uint64_t i = 0; i < count; ++i)
+      device.candidates.widen(openings[i].begin, openings[i].end);
   context.most_free = dtr_pool_unused_bytes(device.pool);
   return context;
 }

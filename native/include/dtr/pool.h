@@ -215,8 +215,6 @@ void* dtr_pool_block_start(dtr_pool* pool, const void* address);
  * O(1 + free blocks there). */
 uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address);
 
-#define DTR_MOST_OPENINGS 32
-
 /* Addresses from begin to end that became free, with what was free beside them. Some of them may be
  * in use again. */
 typedef struct dtr_opening {
@@ -224,11 +222,12 @@ typedef struct dtr_opening {
   uint64_t end;
 } dtr_opening;
 
-/* Writes those among large blocks since the last call, and returns how many: at most
- * DTR_MOST_OPENINGS; one more, if there were more. dtr_pool_free_beside has grown since then only for
- * blocks that lie in one or end or begin where it does, with nothing but free blocks between. For one
- * caller: what was written is forgotten. */
-uint64_t dtr_pool_take_openings(dtr_pool* pool, dtr_opening* openings);
+/* Writes those among large blocks since the last call to openings, which has room for capacity, and how
+ * many there were to count: if more than capacity, none is written. dtr_pool_free_beside has grown since
+ * then only for blocks that lie in one or end or begin where it does, with nothing but free blocks
+ * between. For one caller: what was written is forgotten. */
+int32_t dtr_pool_take_openings(dtr_pool* pool, dtr_opening* openings, uint64_t capacity,
+                               uint64_t* count);
 
 /* Returns the address from which on dtr_pool_free_beside is 0: where slabs begin; NULL for counted
  * pools. Takes no lock. */
