@@ -1,7 +1,9 @@
 """A place outside of a range, and copies between blocks (allocator/pool_move.cpp)."""
 
+from random import Random
+
 import pytest
-from native_pool import KIB, MIB, Invalid, NativePool, WrongState, fill, read
+from native_pool import KIB, MIB, Invalid, NativePool, WrongState, check, ffi, fill, lib, read
 
 CHUNK = 64 * KIB
 A, B = 16, 32
@@ -143,3 +145,43 @@ def test_on_a_captured_stream_nothing_is_copied(fake_cuda):
         with pytest.raises(WrongState, match="captured"):
             pool.copy(to, source, 2 * MIB, A)
         fake_cuda.capture(A, 0)
+
+
+def openings(pool, capacity=32):
+    """What became free since the last call; None: more than there is room for."""
+    found, count = ffi.new("dtr_opening[]", capacity), ffi.new("uint64_t *")
+    check(lib.dtr_pool_take_openings(pool.handle, found, capacity, count))
+    if count[0] > capacity:
+        return None
+    return [(hole.begin, hole.end) for hole in found[0 : count[0]]]
+
+
+def test_free_bytes_grow_only_beside_what_is_said_to_be_open(make_pool, chunk):
+    random = Random(0)
+    sizes = [chunk // 4, chunk // 2, chunk, 2 * chunk]
+    blocks, free = [], {}
+    with make_pool(32) as pool:
+        assert openings(pool) is None
+        for _ in range(300):
+            for _ in range(random.randrange(1, 6)):
+                if len(blocks) < 12:
+                    blocks.append(pool.allocate(random.choice(sizes)))
+                else:
+                    address = blocks.pop(random.randrange(len(blocks)))
+                    free.pop(address, None)
+                    pool.free(address)
+            found = openings(pool)
+            for block in blocks:
+                beside = lib.dtr_pool_free_beside(pool.handle, ffi.cast("void *", block))
+                end = block + pool.block_bytes(block)
+                is_near = any(begin <= end and block <= last for begin, last in found)
+                assert is_near or beside <= free.get(block, beside)
+                free[block] = beside
+
+
+def test_more_openings_than_there_is_room_for_are_not_told(pool, chunk):
+    openings(pool)
+    for block in [pool.allocate(chunk) for _ in range(4)]:
+        pool.free(block)
+    assert openings(pool, 3) is None
+    assert openings(pool, 3) == []
