@@ -63,6 +63,8 @@ class AnyPool {
   virtual uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) = 0;
   virtual void arena_close(uint64_t arena) = 0;
   virtual void record_stream(uint64_t address, uint64_t stream) = 0;
+  // dtr_pool_order_uses().
+  virtual void order_uses(uint64_t, uint64_t) {}
   // Lowering asks for room and gives memory back until what is held fits; throws OutOfMemory, and
   // the old budget stays, if it does not.
   void set_budget(uint64_t budget_bytes);

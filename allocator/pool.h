@@ -87,6 +87,7 @@ class Pool final : public AnyPool {
   uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;
   void arena_close(uint64_t arena) override;
   void record_stream(uint64_t address, uint64_t stream) override;
+  void order_uses(uint64_t address, uint64_t stream) override;
   uint64_t trim() override;
   uint64_t block_bytes(uint64_t address) override;
   uint64_t block_start(uint64_t address) override;

@@ -106,6 +106,16 @@ uint64_t Pool::try_at(uint64_t size_bytes, uint64_t stream, uint64_t address,
   return base + hand_out(large_.take_at(hole, at, size), size_bytes, stream, owner);
 }
 
+void Pool::order_uses(uint64_t address, uint64_t stream) {
+  Lock lock(mutex_);
+  const Owner home = in_use_at(address, "order_uses").owner;
+  if (!follow_uses(address, stream)) {
+    throw StateError("order_uses: stream " + std::to_string(stream) +
+                     ", or another that uses the block, is being captured into a graph");
+  }
+  if (home != kIdle) work_.order(stream, streams_.stream_of(home));
+}
+
 bool Pool::follow_uses(uint64_t address, uint64_t stream) {
   const Place place = in_use_at(address, "copy");
   const Owner owner = streams_.owner_of(stream);

@@ -197,6 +197,10 @@ DTR_EXPORT int32_t dtr_pool_order(dtr_pool* pool, uint64_t stream, uint64_t afte
   return guard([&] { of(pool).order(stream, after); });
 }
 
+DTR_EXPORT int32_t dtr_pool_order_uses(dtr_pool* pool, void* address, uint64_t stream) {
+  return guard([&] { of(pool).order_uses(number(address), stream); });
+}
+
 DTR_EXPORT int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer) {
   return guard([&] {
     require(timer, "timer");

@@ -157,8 +157,9 @@ struct alignas(64) Storage {
   uint64_t last_use = 0;                 // the number of its last use (policy/foresight.h)
   int64_t due_ns = kNoForesight;         // when the next one is, in the job's own compute
   uint64_t used_on = kNoStream;          // the pool knows that this stream uses the block (O1)
-  uint64_t remade_on = kNoStream;        // where the content was rematerialized (O2)
-  uint64_t ordered_on = kNoStream;       // this stream is ordered behind that
+  bool on_streams = false;          // several have used it, or what its buffer held before (O3)
+  uint64_t remade_on = kNoStream;   // where the content was rematerialized (O2)
+  uint64_t ordered_on = kNoStream;  // this stream is ordered behind that
 };
 
 static_assert(offsetof(Storage, component) == 64 && offsetof(Storage, handle) == 128,

@@ -11,6 +11,9 @@
 //      all work of R so far: the job ordered that stream behind the first making, which is
 //      not this one. A recomputation itself needs no more than that: a stream that may use a
 //      result was ordered behind its first making, and so behind the making of its inputs.
+//  O3  An op that overwrites a content comes behind all work that uses it. The job ordered the op
+//      behind the readers that it knows of; recomputations are readers that it does not know, on
+//      whatever stream needed their results.
 //
 // The pool is called under the mutex, unlike elsewhere: another thread that queues work on
 // the same stream must not see that it is ordered before it is. That is rare: with one
@@ -55,8 +58,8 @@ class StreamOrder {
     return storage->used_on == kNoStream ? for_copy(storage) : storage->used_on;
   }
 
-  // Work that this thread queues next reads or overwrites the storage.
-  void before_use(Storage* storage) const;
+  // Work that this thread queues next reads the storage, or overwrites it.
+  void before_use(Storage* storage, bool overwrites) const;
   void before_use(const OpCall& call) const;
   // The content was rematerialized by this thread.
   void remade(Storage* storage) const {

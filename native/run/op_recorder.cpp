@@ -294,7 +294,7 @@ int32_t OpRecorder::reads_inside(Frame& frame, const void* tensor, Deferred& def
     if (storage->captured) frame.cannot_be_repeated(DTR_KEPT_CAPTURED);  // F2
   }
   if (storage->state != State::resident) return DTR_READS_EVICTED;
-  parts_.streams.before_use(storage);
+  parts_.streams.before_use(storage, false);
   return DTR_READS_BESIDE;
 }
 

@@ -139,7 +139,6 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
   put(static_cast<int64_t>(op->edges.size()));
   for (size_t e = 0; e < op->edges.size(); ++e) {
     Storage* input = op->edges[e].input;
-    parts_.streams.before_use(input);
     parts_.dead.note_source(input, &remat.used_sources);
     if (!input->handle) make_handle(input, input->address);
     // The op may overwrite an old version only if nobody else counts on it.
@@ -150,6 +149,7 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
       remat.consumed.push_back(input);
       ++input->overwriters;
     }
+    parts_.streams.before_use(input, mutated_[e] && !copy);
     put(static_cast<int64_t>(reinterpret_cast<uintptr_t>(input->handle)));
     put(copy);
   }

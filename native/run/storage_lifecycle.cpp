@@ -62,6 +62,7 @@ Storage* StorageLifecycle::hand_over(Storage* old, const dtr_tensor_desc& desc) 
   fresh->log_number = old->log_number;
   fresh->log_version = old->log_version;
   fresh->used_on = old->used_on;
+  fresh->on_streams = old->on_streams;
   fresh->last_use = old->last_use;
   fresh->due_ns = old->due_ns;
   parts_.graph.by_handle.insert(desc.handle, fresh);

@@ -72,6 +72,20 @@ def test_a_new_version_of_a_shared_buffer_waits_too(make_stream_toy, fake_cuda):
             toy.one("other", source, words=LARGE, parameter=i)
 
 
+def test_an_overwriting_operator_waits_for_recomputations_that_read_before(make_stream_toy):
+    """O3: the job orders A behind the readers that it knows, and not behind B."""
+    toy = make_stream_toy(8)
+    with toy.on(A):
+        _, x, y = line(toy, "x", "y", words=LARGE)
+    toy.wait(B, A)
+    assert toy.evict(y)
+    with toy.on(B):
+        toy.materialize(y)
+    with toy.on(A):
+        toy.run("add_", (x, MUTATE))
+        assert toy.content(x) == x.expected()
+
+
 def test_one_stream_waits_for_nothing(make_stream_toy, fake_cuda):
     toy = make_stream_toy(4, streams=())
     with toy.on(A):

@@ -19,6 +19,12 @@ extern "C" {
  * The caller does not wait. */
 int32_t dtr_pool_order(dtr_pool* pool, uint64_t stream, uint64_t after);
 
+/* The same after all work that the pool knows to use the block in use that starts at address: of the
+ * stream for which it was allocated, and of those that were recorded (dtr_pool_record_stream).
+ * DTR_INVALID if there is no such block, DTR_STATE if one of these streams is being captured into a
+ * graph. */
+int32_t dtr_pool_order_uses(dtr_pool* pool, void* address, uint64_t stream);
+
 /* Begins a timer: a pair of events around work on a stream that is not being captured. *timer is 0
  * where the driver has no streams, and while hundreds of timers are open: such work is timed by the
  * clock. */
