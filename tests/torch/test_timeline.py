@@ -68,7 +68,9 @@ def test_what_may_be_evicted_is_part_of_what_is_allocated_at_each_moment() -> No
 
 
 JOB = """
+import time
 import torch
+from dtr_alloc.torch import api
 names = ("cost_$", "half \\udc80", "bell \\x07", "日本", "<b>", *map(str, range(11)))
 model = torch.nn.Sequential()
 for name in names:
@@ -78,6 +80,15 @@ for _ in range(12):
     optimizer.zero_grad()
     model(torch.ones(1024, 256)).sum().backward()
     optimizer.step()
+
+# Free memory in pieces, until a sample has seen it.
+kept = [torch.ones(1 << 17) for _ in range(8)]
+del kept[::2]
+timeline = api.active().timeline
+for _ in range(10_000):
+    if timeline.worst_heap:
+        break
+    time.sleep(0.01)
 """
 
 
