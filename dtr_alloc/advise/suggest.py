@@ -155,7 +155,7 @@ def suggest(
     idle_bytes = sum(held_bytes.values())
     activation_bytes = max(1, peak_bytes - idle_bytes)
 
-    def rehearse(budget_bytes: int, learn: bool) -> simulate.WhatIfPlay:
+    def play(budget_bytes: int, learn: bool) -> simulate.WhatIfPlay:
         return simulate.play_step(
             program,
             max(0, budget_bytes - unseen_bytes),
@@ -166,13 +166,13 @@ def suggest(
         )
 
     def is_played(budget_bytes: int) -> bool:
-        return _bearable(rehearse(budget_bytes, learn=False).usual_repeated) is not None
+        return _bearable(play(budget_bytes, learn=False).usual_repeated) is not None
 
     def works(budget_bytes: int) -> bool:
         first, second = (is_played(int(share * budget_bytes)) for share in NEAR[:2])
         return first if first == second else is_played(int(NEAR[2] * budget_bytes))
 
-    asked = rehearse(peak_bytes, learn=False)
+    asked = play(peak_bytes, learn=False)
     peak = None
     if asked.operators:
         peak = at_peak(program, asked.operators, held_bytes, peak_bytes)
@@ -228,7 +228,7 @@ def suggest(
     budgets = [idle_bytes + int(share * activation_bytes) for share in SHARES]
     budgets = [*(budget for budget in budgets if budget > smallest), smallest]
     with ThreadPoolExecutor(threads) as pool:  # the core plays without python's lock
-        found = list(pool.map(partial(rehearse, learn=True), budgets))
+        found = list(pool.map(partial(play, learn=True), budgets))
     outlooks = [each for each in map(outlook_of, budgets, found) if each is not None]
     noise = max(times) / min(times) if times else 1
 
@@ -241,7 +241,7 @@ def suggest(
         if advised is None or not below:
             break
         budgets.append((advised.budget_bytes + max(below)) // 2)
-        between = outlook_of(budgets[-1], rehearse(budgets[-1], learn=True))
+        between = outlook_of(budgets[-1], play(budgets[-1], learn=True))
         if between:
             advised = advise([*outlooks, advised, between])
     if advised and advised not in outlooks:

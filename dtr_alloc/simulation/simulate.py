@@ -360,7 +360,7 @@ def play_step(
     Raises ValueError for arguments that make no sense.
     """
     heuristic = presets.parse(heuristic)
-    options = ffi.new("dtr_rehearsal_options *")
+    options = ffi.new("dtr_what_if_options *")
     runtime = options.runtime
     runtime.common.heuristic = ffi.new("dtr_heuristic *", heuristic.numbers())[0]
     runtime.common.dealloc = DEALLOCS.index(heuristic.dealloc)
@@ -374,14 +374,14 @@ def play_step(
     runtime.room = heuristic.room_number("heuristic")
     options.maps_on = -1 if maps_on is None else ("cpu", "cuda").index(maps_on)
     options.learn = 1 + search if learn else 0
-    out = ffi.new("dtr_rehearsal_result *")
-    check(lib.dtr_rehearse(options, *_in_c(program), out))
+    out = ffi.new("dtr_what_if_result *")
+    check(lib.dtr_what_if(options, *_in_c(program), out))
 
     def share(value: float) -> float | None:
         return None if value < 0 else value
 
     return WhatIfPlay(
-        out.heard,
+        out.recorded,
         out.operators,
         out.step_cost,
         share(out.usual_repeated),

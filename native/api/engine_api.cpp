@@ -10,7 +10,7 @@
 #include "base/check_heuristic.h"
 #include "base/error.h"
 #include "base/handles.h"
-#include "learn/learner.h"
+#include "learn/step_tuner.h"
 #include "run/engine.h"
 #include "toy/simulated_framework.h"
 
@@ -187,7 +187,8 @@ int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out) {
     *out = nullptr;
     require(options, "options");
     check(*options);
-    *out = dtr::make_handle<dtr_engine>(std::make_unique<dtr::Engine>(*options, dtr::make_learner));
+    *out =
+        dtr::make_handle<dtr_engine>(std::make_unique<dtr::Engine>(*options, dtr::make_step_tuner));
   });
 }
 
@@ -466,7 +467,7 @@ int32_t dtr_op_log_set(dtr_engine* engine, int32_t mode) {
   return guard([&] {
     dtr::Engine& of_engine = of(engine);
     require_between("mode", mode, DTR_OP_LOG_OFF, DTR_OP_LOG_WRITING);
-    of_engine.dismiss_coach();
+    of_engine.stop_tuner();
     of_engine.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred& deferred) {
       log.set_mode(static_cast<dtr::OpLogRecorder::Mode>(mode), deferred);
     });

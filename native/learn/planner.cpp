@@ -31,11 +31,11 @@ class InUse {
 
 }  // namespace
 
-StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t period) {
-  const std::vector<uint64_t>& begin_of = trajectory.begin_of;
+StepBlocks::StepBlocks(const AllocationTrace& trace, uint64_t first_op, uint64_t period) {
+  const std::vector<uint64_t>& begin_of = trace.begin_of;
   const uint64_t end_op = first_op + period;
   const uint64_t first = begin_of[first_op];
-  const uint64_t last = end_op < begin_of.size() ? begin_of[end_op] : trajectory.end;
+  const uint64_t last = end_op < begin_of.size() ? begin_of[end_op] : trace.end;
   length_ = last - first;
   // A time in the next step as one in this: as far behind the beginning of its operator.
   const auto wrapped = [&](uint64_t time) {
@@ -47,10 +47,10 @@ StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t
   const auto in_step = [&](uint64_t op) {
     return static_cast<uint32_t>((op + period - first_op % period) % period);
   };
-  static_assert(Trajectory::kNoResult == StepPlan::kNone);
+  static_assert(AllocationTrace::kNoResult == StepPlan::kNone);
   InUse small(length_), large(length_);
-  for (const Trajectory::Block& block : trajectory.blocks) {
-    if (block.begin < first || block.begin >= last || block.op == Trajectory::kNoOp) continue;
+  for (const AllocationTrace::Block& block : trace.blocks) {
+    if (block.begin < first || block.begin >= last || block.op == AllocationTrace::kNoOp) continue;
     Lifetime of{block.begin - first, block.end - first, in_grains(block.size_bytes)};
     if (block.end >= last) of.end = wrapped(block.end);
     // What goes on as long as a step takes is there all the time.
@@ -60,7 +60,7 @@ StepBlocks::StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t
         block.run,
         block.ordinal,
         block.result,
-        block.last_op == Trajectory::kNoOp ? StepPlan::kNone : in_step(block.last_op),
+        block.last_op == AllocationTrace::kNoOp ? StepPlan::kNone : in_step(block.last_op),
         block.last_run,
         block.size_bytes,
         StepPlan::kNowhere,

@@ -1,5 +1,5 @@
 // planner.h: makes a plan (run/step_plan.h) of a step that was played: what is needed in memory
-// and when (simulate/trajectory.h) gets addresses.
+// and when (simulate/allocation_trace.h) gets addresses.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 #include "layout.h"
 #include "run/step_plan.h"
-#include "simulate/trajectory.h"
+#include "simulate/allocation_trace.h"
 
 namespace dtr {
 
@@ -19,11 +19,11 @@ struct HeldBlock {
   void* handle;
 };
 
-// What is allocated in one step of a trajectory.
+// What is allocated in one step of a trace.
 class StepBlocks {
  public:
   // Of the operators [first_op, first_op + period), of which the next as many go on likewise.
-  StepBlocks(const Trajectory& trajectory, uint64_t first_op, uint64_t period);
+  StepBlocks(const AllocationTrace& trace, uint64_t first_op, uint64_t period);
 
   // At once, with what is held: no less memory may do.
   uint64_t bytes_with(const std::vector<HeldBlock>& held) const;
@@ -36,7 +36,7 @@ class StepBlocks {
   static constexpr uint64_t kLeastBytes = 2049;
 
  private:
-  uint64_t length_;  // of the step, in the trajectory's time
+  uint64_t length_;  // of the step, in the trace's time
   std::vector<StepPlan::Place> places_, small_;
   std::vector<Lifetime> lifetimes_;            // of places_
   uint64_t small_bytes_ = 0, most_bytes_ = 0;  // in use at once

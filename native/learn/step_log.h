@@ -66,7 +66,7 @@ class StepLog {
   // which a fair share of the operators follows; so what the job holds by now is there from the
   // beginning.
   JobProgram last_steps(const Repetition& of) const;
-  // All that was heard up to their end, of which as much counts. So what they find there can be
+  // All that was recorded up to their end, of which as much counts. So what they find there can be
   // computed again, which is a constant in last_steps().
   JobProgram whole(const Repetition& of) const;
   // An operator that has begun: the numbers of the op log that it reads, and the sizes of what it
@@ -75,7 +75,7 @@ class StepLog {
     std::vector<uint64_t> reads;
     std::vector<uint64_t> sizes;
   };
-  // All that was heard, and that operator. If nothing was repeated, all of it counts.
+  // All that was recorded, and that operator. If nothing was repeated, all of it counts.
   JobProgram whole(const Repetition& of, const Begun& begun) const;
   // The last number of the op log that was given when the second of those steps began. What has a
   // higher one belongs to a step.

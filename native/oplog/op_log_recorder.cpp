@@ -101,11 +101,11 @@ thread_local Running running;
 
 }  // namespace
 
-void OpLogRecorder::set_mode(Mode mode, Deferred& deferred, bool coached) {
+void OpLogRecorder::set_mode(Mode mode, Deferred& deferred, bool for_tuner) {
   sweep(deferred);  // under the old mode: deaths belong to it
-  coached_ = coached;
+  for_tuner_ = for_tuner;
   turn(mode, deferred);
-  if (!coached || mode != Mode::writing) return;
+  if (!for_tuner || mode != Mode::writing) return;
   graph_.by_handle.for_each([this](const void*, Storage* storage) {
     if (storage->live && storage->managed && !knows(storage)) define_constant(storage, 0);
   });
@@ -138,7 +138,7 @@ void OpLogRecorder::reset(Deferred& deferred) {
 }
 
 uint64_t OpLogRecorder::geometry_of(const dtr_tensor_desc& desc) const {
-  return coached_ ? 0 : hash_of_geometry(desc);
+  return for_tuner_ ? 0 : hash_of_geometry(desc);
 }
 
 void OpLogRecorder::put(LogName name) {
@@ -147,7 +147,7 @@ void OpLogRecorder::put(LogName name) {
 }
 
 void OpLogRecorder::put_place() {
-  if (coached_ || place_ == place_of_thread()) return;
+  if (for_tuner_ || place_ == place_of_thread()) return;
   place_ = place_of_thread();
   put(DTR_OP_LOG_PLACE);
   put(place_);
@@ -176,7 +176,7 @@ void OpLogRecorder::put_releases(uint64_t number, Known& known) {
 }
 
 OpLogRecorder::Known& OpLogRecorder::define(Storage* storage, uint64_t geometry) {
-  storage->log_number = coached_ ? ++last_coached_ : ++last_number_;
+  storage->log_number = for_tuner_ ? ++last_for_tuner_ : ++last_number_;
   storage->log_version = 0;
   Known& known = names_[storage->log_number];
   known = Known{};
@@ -250,8 +250,8 @@ void OpLogRecorder::released(const Storage* storage) {
 
 OpLogRecorder::Known& OpLogRecorder::turn_constant(Storage* storage, Known& known,
                                                    bool overwritten) {
-  // To who coaches, a constant is a buffer, whatever its content.
-  if (known.constant && (!overwritten || coached_)) return known;
+  // To the step tuner a constant is a buffer, whatever its content.
+  if (known.constant && (!overwritten || for_tuner_)) return known;
   const uint64_t geometry = known.root;
   released(storage);
   return define_constant(storage, geometry);
@@ -461,8 +461,8 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, bool pure, int64_t cost_
   }
   const auto put_head = [&](int64_t kind, int64_t time) {
     put(kind);
-    // Who coaches needs no name, and wants to know the call again.
-    put(coached_ ? coached_call(log.signature, log.made_ahead) : log.operator_name);
+    // The step tuner needs no name, and recognizes the call.
+    put(for_tuner_ ? tuner_call(log.signature, log.made_ahead) : log.operator_name);
     put(time);
     put(static_cast<int64_t>(arguments.size()));
     for (const Argument& argument : arguments) put(argument.name);

@@ -88,10 +88,10 @@ struct OpenLog {
   std::vector<Result> results;      // new storages
 };
 
-// To who coaches, the field of the operator's name says what call it was: the signature, and in the
+// For the step tuner, the field of the operator's name says what call it was: the signature, and in the
 // lowest bits how many results had memory before it began, or as many as these bits can say.
 constexpr uint64_t kMadeAheadBits = 7;
-inline int64_t coached_call(uint64_t signature, uint64_t made_ahead) {
+inline int64_t tuner_call(uint64_t signature, uint64_t made_ahead) {
   return static_cast<int64_t>((signature & ~kMadeAheadBits) | std::min(made_ahead, kMadeAheadBits));
 }
 
@@ -105,9 +105,9 @@ class OpLogRecorder final : public Observer {
 
   // ---- control ----
   // To writing: what is known now becomes constants.
-  // coached: for the engine's own use (run/coach.h), with numbers of their own. Such a log begins
+  // for_tuner: for the engine's own use (run/tuner.h), with numbers of their own. Such a log begins
   // with all that is live, so that what is in use is known from the beginning.
-  void set_mode(Mode mode, Deferred& deferred, bool coached = false);
+  void set_mode(Mode mode, Deferred& deferred, bool for_tuner = false);
   // Off, and numbers begin anew: no storage is left that has one.
   void reset(Deferred& deferred);
   uint64_t drain(int64_t* numbers, uint64_t capacity);
@@ -191,7 +191,7 @@ class OpLogRecorder final : public Observer {
   }
   bool knows(const Storage* storage) const { return names_.count(storage->log_number) > 0; }
   bool knows(const Storage* storage, uint64_t geometry) const;
-  // Views are nothing to who coaches: there every tensor lies in its storage as any other.
+  // The step tuner knows no views: there every tensor lies in its storage as any other.
   uint64_t geometry_of(const dtr_tensor_desc& desc) const;
   Known& define(Storage* storage, uint64_t geometry);
   // A storage that nothing recorded has made.
@@ -213,8 +213,8 @@ class OpLogRecorder final : public Observer {
   std::atomic<bool> on_{false};
   Mode mode_ = Mode::off;
   bool deciding_ = false;
-  uint64_t last_number_ = 0, last_coached_ = uint64_t{1} << 62;
-  bool coached_ = false;
+  uint64_t last_number_ = 0, last_for_tuner_ = uint64_t{1} << 62;
+  bool for_tuner_ = false;
   int64_t operators_ = 0;  // lines of operators so far
   uint32_t place_ = 0;     // of the last of them
   std::unordered_map<uint64_t, Known> names_;

@@ -23,18 +23,18 @@ std::pair<uint64_t, uint64_t> changes_of(dtr_pool* pool) {
 
 }  // namespace
 
-void VictimSearch::grow_up(Device& device) {
-  for (Storage* storage : device.young) {
+void VictimSearch::promote(Device& device) {
+  for (Storage* storage : device.unscored) {
     storage->candidate = kNoCandidate;
     device.candidates.add(storage);
     storage->ancestors_known = storage->descendants_known = false;
     costs_.bounds().reset(device, storage);
   }
-  device.young.clear();
+  device.unscored.clear();
 }
 
 SearchContext VictimSearch::context_of(Device& device) {
-  grow_up(device);
+  promote(device);
   SearchContext context{};
   context.now_ns = environment_.clock_ns;
   context.most_free = Candidates::kNoFreeBytes;

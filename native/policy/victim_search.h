@@ -30,7 +30,7 @@ class VictimSearch {
 
   // Most results die before memory is short. So candidates come into the columns, and their costs
   // are looked at, only when somebody searches: this is called before.
-  void grow_up(Device& device);
+  void promote(Device& device);
   SearchContext context_of(Device& device);
 
   // The candidate of the least score, or a random one; null if none can be evicted.

@@ -27,7 +27,7 @@ std::string budget_text(uint64_t bytes, uint64_t most) {
 
 }  // namespace
 
-Engine::Engine(const dtr_engine_options& options, MakeCoach make_coach) : make_coach_(make_coach) {
+Engine::Engine(const dtr_engine_options& options, MakeTuner make_tuner) : make_tuner_(make_tuner) {
   take(options);
   environment_.engine = this;
   cost_model_.configure();
@@ -38,7 +38,7 @@ Engine::Engine(const dtr_engine_options& options, MakeCoach make_coach) : make_c
   environment_.observers.add(&op_log_);
   environment_.observers.add(&waiting_);
   core_ = core_table(this);
-  hire_coach(call.deferred);
+  start_tuner(call.deferred);
 }
 
 Engine::~Engine() {
@@ -64,7 +64,7 @@ void Engine::configure(const dtr_engine_options& options) {
   swap_space_.configure(call.deferred);
   mover_.configure();
   rescore();
-  hire_coach(call.deferred);
+  start_tuner(call.deferred);
 }
 
 // The caller's text is his, and may go once the call is over.
@@ -76,27 +76,27 @@ void Engine::take(const dtr_engine_options& options) {
 }
 
 // By the options: none, or one who knows nothing yet.
-void Engine::hire_coach(Deferred& deferred) {
+void Engine::start_tuner(Deferred& deferred) {
   guard_.configure(options_.thrash);
-  if (coach_) coach_->forget(deferred);
-  coach_.reset();
-  if (options_.learn == DTR_LEARN_NOTHING || !make_coach_) return;
-  coach_ = make_coach_({environment_, graph_, devices_, op_log_,
+  if (tuner_) tuner_->forget(deferred);
+  tuner_.reset();
+  if (options_.learn == DTR_LEARN_NOTHING || !make_tuner_) return;
+  tuner_ = make_tuner_({environment_, graph_, devices_, op_log_,
                         [this](const EvictionPolicy& policy) { follow(policy); },
                         [this](StepPlan plan) { plan_.follow(std::move(plan), false); }, mover_});
 }
 
-void Engine::dismiss_coach() {
+void Engine::stop_tuner() {
   Transaction call(*this);
-  if (coach_) coach_->forget(call.deferred);
-  coach_.reset();
+  if (tuner_) tuner_->forget(call.deferred);
+  tuner_.reset();
 }
 
 // Which budget would do: a sentence and a space, or nothing if none is known. With half of what the
 // guard allows for, as what is played is not quite what runs.
 std::string Engine::advice(Transaction& call, const Shortage* at) try {
-  if (!coach_ || !guard_.is_on()) return "";
-  const Coach::Advice advice = coach_->advise((1 + guard_.most()) / 2, at, call.lock);
+  if (!tuner_ || !guard_.is_on()) return "";
+  const Tuner::Advice advice = tuner_->advise((1 + guard_.most()) / 2, at, call.lock);
   if (advice.budget_bytes == 0) return "";
   char slowness[64] = "";
   if (advice.slowness > 0)
@@ -133,7 +133,7 @@ void Engine::look_at_repeats(Transaction& call) {
     rescore();
     guard_.forgive();
   }
-  if (!guard_.note(lately, coach_ ? coach_->step_ns() : 0)) return;
+  if (!guard_.note(lately, tuner_ ? tuner_->step_ns() : 0)) return;
   std::fprintf(stderr, "%s %s\n", slowness().c_str(), advice(call, nullptr).c_str());
 }
 
@@ -290,7 +290,7 @@ void Engine::reset(std::vector<uint64_t> lost) {
   Transaction call(*this);
   lifecycle_.require_idle(lost);
   lifecycle_.lose_evicted(call.deferred);
-  if (coach_) coach_->forget(call.deferred);
+  if (tuner_) tuner_->forget(call.deferred);
   op_log_.reset(call.deferred);  // that records vanish is nothing that the job does
   lifecycle_.forget_all(call.deferred);
   pins_.clear(call.deferred);
@@ -320,7 +320,7 @@ void Engine::get_stats(dtr_engine_stats* out, dtr_pool_stats* pools, uint64_t ca
   out->storage_accesses += cost_model_.visited_components();
   out->peak_kept_bytes = memory_use_.peak_bytes();
   out->evictable_bytes = graph_.candidate_bytes;
-  if (coach_) coach_->describe(out);
+  if (tuner_) tuner_->describe(out);
 }
 
 void Engine::set_costs(const dtr_cost* costs, uint64_t count) {

@@ -23,7 +23,6 @@
 #include <string>
 
 #include "at_fork.h"
-#include "coach.h"
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
 #include "engine_call.h"
@@ -60,14 +59,15 @@
 #include "step_plan.h"
 #include "storage_lifecycle.h"
 #include "thrash_guard.h"
+#include "tuner.h"
 #include "versions.h"
 
 namespace dtr {
 
 class Engine final {
  public:
-  // make_coach: for options that have something learned; null: never.
-  explicit Engine(const dtr_engine_options& options, MakeCoach make_coach = nullptr);
+  // make_tuner: for options that have something learned; null: never.
+  explicit Engine(const dtr_engine_options& options, MakeTuner make_tuner = nullptr);
   ~Engine();
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -159,7 +159,7 @@ class Engine final {
     return call(op_log_, transaction.deferred);
   }
   // The op log is the caller's from now on.
-  void dismiss_coach();
+  void stop_tuner();
   void check_invariants();
 
  private:
@@ -179,7 +179,7 @@ class Engine final {
   void start(Frame& frame, Transaction& call);
   void begin_within(Frame& frame);
   void keep(Frame& frame, bool on);
-  void hire_coach(Deferred& deferred);
+  void start_tuner(Deferred& deferred);
   void follow(const EvictionPolicy& policy);
   void rescore();
   std::string advice(Transaction& call, const Shortage* at);
@@ -237,8 +237,8 @@ class Engine final {
   std::deque<RoomCaller> room_callers_;
   uint64_t checks_ = 0;  // of the invariants
   ThrashGuard guard_;
-  MakeCoach make_coach_;
-  std::shared_ptr<Coach> coach_;  // the last: it goes first
+  MakeTuner make_tuner_;
+  std::shared_ptr<Tuner> tuner_;  // the last: it goes first
 };
 
 // What a framework is told of the engine (core_table.cpp).

@@ -70,7 +70,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (results > kManyResults) keep_spare(results);
   const int64_t id = recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
   plan_executor_.evict_last_used(ran, call);
-  if (coach_) coach_->op_ended(call.deferred, call.lock);
+  if (tuner_) tuner_->op_ended(call.deferred, call.lock);
   memory_use_.look_for_peak();
   look_at_repeats(call);
   return id;
@@ -174,7 +174,7 @@ void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
   call.lock.lock();
   rematerializer_.commit(frame.remat, held, tensors, results, call.deferred);
   plan_executor_.evict_last_used(ran, call, target);
-  if (coach_) coach_->ran_again();
+  if (tuner_) tuner_->ran_again();
   look_at_repeats(call);
 }
 

@@ -45,7 +45,7 @@ void* PlanExecutor::allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t strea
 bool PlanExecutor::clear(Device& device, const void* begin, uint64_t size_bytes,
                          const std::vector<void*>& in_the_way, Deferred& deferred,
                          std::unique_lock<EngineMutex>& lock) {
-  parts_.search.grow_up(device);
+  parts_.search.promote(device);
   for (const void* address : in_the_way)
     if (!parts_.graph.by_address.find(address)) return false;
   const void* const end = static_cast<const char*>(begin) + size_bytes;
@@ -132,7 +132,7 @@ bool PlanExecutor::move_held(Storage* storage, const void* address, EngineCall& 
     return parts_.mover.move_at(storage, address, &in_the_way, call.deferred);
   };
   if (fits()) return true;
-  // What is in use, such as gradients, may be dear to compute again by now.
+  // What is in use, such as gradients, may be expensive to compute again by now.
   for (const void* other_address : in_the_way) {
     Storage* other = parts_.graph.by_address.find(other_address);
     if (other && other != storage && other->live)

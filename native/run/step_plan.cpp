@@ -55,7 +55,7 @@ void PlanFollower::follow(StepPlan plan, bool at_beginning) {
     needed = std::min(count, std::max(needed, static_cast<size_t>(same[back]) + 1));
   ending_.assign(calls.end() - static_cast<std::ptrdiff_t>(needed), calls.end());
   fallback_.assign(needed, 0);
-  for (size_t i = 1; i < needed; ++i) fallback_[i] = heard_after(fallback_[i - 1], ending_[i]);
+  for (size_t i = 1; i < needed; ++i) fallback_[i] = matched_after(fallback_[i - 1], ending_[i]);
   heard_ = 0;
   tries_ = kTries;
   is_on_ = count > 0;
@@ -73,11 +73,11 @@ void PlanFollower::step_begins(Op* op) const {
   running_of_thread() = {this, number_, op->planned_as, ++op->planned_runs, 0};
 }
 
-// So much of the ending has been heard after one more call (Knuth, Morris and Pratt, 1977).
-size_t PlanFollower::heard_after(size_t heard, uint64_t call) const {
-  while (heard > 0 && (heard == ending_.size() || ending_[heard] != call))
-    heard = fallback_[heard - 1];
-  return heard + (ending_[heard] == call);
+// So much of the ending has been matched after one more call (Knuth, Morris and Pratt, 1977).
+size_t PlanFollower::matched_after(size_t matched, uint64_t call) const {
+  while (matched > 0 && (matched == ending_.size() || ending_[matched] != call))
+    matched = fallback_[matched - 1];
+  return matched + (ending_[matched] == call);
 }
 
 void PlanFollower::ended(uint64_t signature, Op* op) {
@@ -88,7 +88,7 @@ void PlanFollower::ended(uint64_t signature, Op* op) {
       std::fill(addresses_.begin(), addresses_.end(), nullptr);
     }
     at_ = kLost;
-    heard_ = heard_after(heard_, call);
+    heard_ = matched_after(heard_, call);
     if (heard_ == ending_.size()) at_ = 0;
     return;
   }

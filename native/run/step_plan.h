@@ -12,7 +12,7 @@
 //  A3  What lies in a place nevertheless is evicted, or else makes way: a dead constant goes, if what
 //      needs it is dead, too, and others move. A place that cannot be had (something in it is in use,
 //      or of nobody known) is none: the request is served as ever. A storage that is not where the
-//      plan thinks it is does no harm either, as an eviction is never wrong, only sometimes dear.
+//      plan thinks it is does no harm either, as an eviction is never wrong, only sometimes expensive.
 //  A4  What stays from step to step moves, when one begins, to where it leaves the others room; what
 //      is evicted then, when it is back.
 //  A5  Addresses are given to the thread that runs an operator, for what it allocates meanwhile, in
@@ -94,7 +94,7 @@ class PlanFollower {
   static constexpr uint64_t kLost = UINT64_MAX;
   static constexpr uint32_t kTries = 3;
   static constexpr size_t kFarAhead = 16;  // places
-  size_t heard_after(size_t heard, uint64_t call) const;
+  size_t matched_after(size_t matched, uint64_t call) const;
   void note(const Output& output, uint64_t op, uint32_t run);
   uint64_t next_ahead(uint64_t size_bytes);
 

@@ -146,15 +146,15 @@ void StorageLifecycle::update_candidate(Storage* storage) {
   Device& device = parts_.devices.of(storage);
   parts_.graph.candidate_bytes += wanted ? storage->size_bytes : -storage->size_bytes;
   if (wanted) {
-    storage->candidate = -2 - static_cast<int64_t>(device.young.size());
-    device.young.push_back(storage);
+    storage->candidate = -2 - static_cast<int64_t>(device.unscored.size());
+    device.unscored.push_back(storage);
   } else if (storage->candidate >= 0) {
     device.candidates.remove(storage);
   } else {
-    Storage* last = device.young.back();
+    Storage* last = device.unscored.back();
     last->candidate = storage->candidate;
-    device.young[static_cast<size_t>(-2 - storage->candidate)] = last;
-    device.young.pop_back();
+    device.unscored[static_cast<size_t>(-2 - storage->candidate)] = last;
+    device.unscored.pop_back();
     storage->candidate = kNoCandidate;
   }
 }
@@ -406,7 +406,7 @@ void StorageLifecycle::check(const std::vector<Storage*>& storages, Deferred& de
       const Device& device = parts_.devices.of(storage);
       const Storage* listed = storage->candidate >= 0
                                   ? device.candidates.at(storage->candidate)
-                                  : device.young[static_cast<size_t>(-2 - storage->candidate)];
+                                  : device.unscored[static_cast<size_t>(-2 - storage->candidate)];
       require(listed == storage, "R6: the index leads elsewhere", storage);
     }
     parts_.pins.check(storage);
@@ -422,7 +422,7 @@ void StorageLifecycle::check(const std::vector<Storage*>& storages, Deferred& de
   }
   uint64_t listed = 0;
   for (const auto& device : parts_.devices)
-    listed += device->candidates.size() + device->young.size();
+    listed += device->candidates.size() + device->unscored.size();
   if (candidates != listed) throw StateError("R6: the list of candidates is too long");
   if (evicted != stats.evicted_storages)
     throw StateError("there are " + std::to_string(evicted) + " evicted storages, counted are " +

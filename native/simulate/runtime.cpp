@@ -50,9 +50,9 @@ uint64_t needed_bytes(const Program& program) {
 }
 
 // A pool, an engine on it and a framework over it, taken apart in the right order.
-struct World {
+struct SimulationSetup {
   // needed_bytes: the most that is in use at once.
-  World(const dtr_runtime_options& options, uint64_t needed_bytes) {
+  SimulationSetup(const dtr_runtime_options& options, uint64_t needed_bytes) {
     dtr_pool_options memory{};
     const bool counted = options.space == DTR_SPACE_BYTES;
     memory.driver = counted ? "counted" : "simulated";
@@ -91,9 +91,9 @@ struct World {
       throw;
     }
   }
-  World(const World&) = delete;
-  World& operator=(const World&) = delete;
-  ~World() {
+  SimulationSetup(const SimulationSetup&) = delete;
+  SimulationSetup& operator=(const SimulationSetup&) = delete;
+  ~SimulationSetup() {
     try {
       close();
     } catch (const std::exception& error) {
@@ -140,13 +140,13 @@ class RuntimeSimulation final : private Observer {
       : options_(options),
         program_(program),
         out_(out),
-        world_(options, needed_bytes(program)),
-        engine_(of(world_.engine)),
-        framework_(of(world_.sim)),
-        fragmentation_(world_.pool,
-                       options.space == DTR_SPACE_FIXED ? 0 : World::chunk_bytes(options),
+        setup_(options, needed_bytes(program)),
+        engine_(of(setup_.engine)),
+        framework_(of(setup_.sim)),
+        fragmentation_(setup_.pool,
+                       options.space == DTR_SPACE_FIXED ? 0 : SimulationSetup::chunk_bytes(options),
                        options.space == DTR_SPACE_BYTES, out.result),
-        trajectory_(out.trajectory),
+        tracer_(out.trace),
         names_(program.names, nullptr) {
     engine_.watch(this);
   }
@@ -156,7 +156,7 @@ class RuntimeSimulation final : private Observer {
     try {
       execute_all();
       if (options_.outputs) want_outputs();
-      if (trajectory_.is_on()) note_survivors();
+      if (tracer_.is_on()) note_survivors();
     } catch (const OutOfMemory&) {
       out_.result.status = DTR_SIMULATION_OUT_OF_MEMORY;
     } catch (const Thrash&) {
@@ -184,7 +184,7 @@ class RuntimeSimulation final : private Observer {
     names_.clear();
     for (Buffer* buffer : left) drop(buffer);
     engine_.reset();
-    world_.close();
+    setup_.close();
   }
 
  private:
@@ -263,7 +263,7 @@ class RuntimeSimulation final : private Observer {
     const size_t arguments = of.arguments.size();
     if (of.op == out_.counted_from && of.op > 0) begin_counting();
     if (of.op == out_.plan_from && out_.make_plan) begin_plan();
-    trajectory_.begins(of.op);
+    tracer_.begins(of.op);
     if (frame_.buffer.size() < arguments + of.results.size())
       frame_.buffer.resize(arguments + of.results.size());
     for (size_t i = 0; i < arguments; ++i)
@@ -284,7 +284,7 @@ class RuntimeSimulation final : private Observer {
     if (need & DTR_NEED_WORK)
       while (engine_.op_prepare(frame_) > 0) rematerialize();
     for (size_t i = 0; i < arguments; ++i) check_resident(*argument(of, i)->storage);
-    trajectory_.run_begins(of.op, true);
+    tracer_.run_begins(of.op, true);
     for (SimulatedTensor* tensor : ahead_) results_.push_back(tensor);
     ahead_.clear();
     run_kernel(of);
@@ -298,7 +298,7 @@ class RuntimeSimulation final : private Observer {
     }
     const int64_t id =
         engine_.op_end(frame_, static_cast<uint32_t>(results_.size()), flags, told_ns);
-    trajectory_.ended(frame_.signature.value());
+    tracer_.ended(frame_.signature.value());
     if (id > 0) {
       if (closures_.size() <= static_cast<uint64_t>(id)) closures_.resize(id + 1);
       closures_[id] = &of;
@@ -333,24 +333,23 @@ class RuntimeSimulation final : private Observer {
     if (program_.made_ahead.empty() || of.kind == Instruction::mutate) return;
     const size_t count = std::min<size_t>(program_.made_ahead[of.op], of.results.size());
     if (count == 0) return;
-    trajectory_.run_begins(of.op, true, true);
+    tracer_.run_begins(of.op, true, true);
     for (size_t i = 0; i < count && of.results[i].is_fresh(); ++i)
       ahead_.push_back(make_tensor(of.results[i].size_bytes));
-    trajectory_.run_ends();
+    tracer_.run_ends();
   }
 
   void used(const SimulatedTensor* tensor) const {
-    if (tensor && tensor->storage->memory == Memory::core)
-      trajectory_.used(tensor->storage->pointer);
+    if (tensor && tensor->storage->memory == Memory::core) tracer_.used(tensor->storage->pointer);
   }
 
   // The kernel has run, and its results are made.
   void end_run() {
     for (uint32_t i = 0; i < results_.size(); ++i) {
       used(results_[i]);
-      if (results_[i]) trajectory_.gave(i, results_[i]->storage->pointer);
+      if (results_[i]) tracer_.gave(i, results_[i]->storage->pointer);
     }
-    trajectory_.run_ends();
+    tracer_.run_ends();
   }
 
   // What an op allocates and frees while it runs. results_ gets a tensor for each result, null
@@ -409,7 +408,7 @@ class RuntimeSimulation final : private Observer {
     for (const Storage* storage : frame_.remat.step_outputs)
       revived += storage->state != State::resident;
 
-    trajectory_.run_begins(of.op, false);
+    tracer_.run_begins(of.op, false);
     rebuild();
     for (const SimulatedTensor* tensor : rebuilt_) check_resident(*tensor->storage);
     run_kernel(of);
@@ -469,7 +468,7 @@ class RuntimeSimulation final : private Observer {
 
   SimulatedTensor* make_tensor(int64_t size_bytes) {
     void* address = framework_.allocate(kDevice, kIndex, static_cast<uint64_t>(size_bytes), 0);
-    trajectory_.allocated(address, static_cast<uint64_t>(size_bytes));
+    tracer_.allocated(address, static_cast<uint64_t>(size_bytes));
     fragmentation_.placed();
     SimulatedStorage* storage =
         framework_.make_storage(address ? Memory::core : Memory::none, address,
@@ -493,7 +492,7 @@ class RuntimeSimulation final : private Observer {
 
   void drop(Buffer* buffer) {
     SimulatedTensor* tensor = buffer->tensor;
-    if (trajectory_.is_on() && engine_.is_constant(tensor->storage)) used(tensor);
+    if (tracer_.is_on() && engine_.is_constant(tensor->storage)) used(tensor);
     delete buffer;
     framework_.release_tensor(tensor);
   }
@@ -526,7 +525,7 @@ class RuntimeSimulation final : private Observer {
 
   void died(const Storage* storage) override {
     // A dead one may have been kept, as it cannot be computed again.
-    if (!storage->parent) trajectory_.used(storage->address);
+    if (!storage->parent) tracer_.used(storage->address);
     if (serial_of(storage->id) == kUnknown) return;
     ++out_.result.other;
     out_.decide('D', serial_of(storage->id));
@@ -544,7 +543,7 @@ class RuntimeSimulation final : private Observer {
   void note_survivors() {
     for (const Buffer* buffer : names_) {
       if (!buffer) continue;
-      trajectory_.survives(buffer->serial);
+      tracer_.survives(buffer->serial);
       if (engine_.is_constant(buffer->tensor->storage)) used(buffer->tensor);
     }
   }
@@ -554,7 +553,7 @@ class RuntimeSimulation final : private Observer {
     for (const Buffer* buffer : names_)
       if (buffer) serials[buffer->tensor->storage] = buffer->serial;
     std::vector<NamedBlock> blocks;
-    for (const BlockInUse& block : engine_.blocks_in_use(world_.pool)) {
+    for (const BlockInUse& block : engine_.blocks_in_use(setup_.pool)) {
       const Storage* storage = block.storage;
       const bool is_live = storage && storage->live;
       if (storage && !is_live && storage->parent) continue;
@@ -570,7 +569,7 @@ class RuntimeSimulation final : private Observer {
     is_counting_ = true;
     out_.result.remat_cost = 0;
     engine_.get_stats(&engine_before_);
-    dtr_pool_get_stats(world_.pool, &pool_before_);
+    dtr_pool_get_stats(setup_.pool, &pool_before_);
   }
 
   void count() {
@@ -578,7 +577,7 @@ class RuntimeSimulation final : private Observer {
     engine_.get_stats(&engine);
     if (out_.most_work == UINT64_MAX) out_.work = work(engine);
     dtr_pool_stats pool;
-    dtr_pool_get_stats(world_.pool, &pool);
+    dtr_pool_get_stats(setup_.pool, &pool);
     engine.searches -= engine_before_.searches;
     engine.moves -= engine_before_.moves;
     engine.moved_bytes -= engine_before_.moved_bytes;
@@ -626,12 +625,12 @@ class RuntimeSimulation final : private Observer {
   const dtr_runtime_options& options_;
   const Program& program_;
   Simulation& out_;
-  World world_;
+  SimulationSetup setup_;
   Engine& engine_;
   SimulatedFramework& framework_;
   Frame frame_;
   Fragmentation fragmentation_;
-  TrajectoryRecorder trajectory_;
+  AllocationTracer tracer_;
   bool is_counting_ = out_.counted_from == 0;
   dtr_engine_stats engine_before_{};
   dtr_pool_stats pool_before_{};
@@ -683,7 +682,7 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
     throw InvalidArgument("least_size_share is " + std::to_string(options.common.least_size_share) +
                           "; allowed with runtime semantics: 0");
   if (options.space != DTR_SPACE_BYTES &&
-      options.common.budget_bytes < World::chunk_bytes(options)) {
+      options.common.budget_bytes < SimulationSetup::chunk_bytes(options)) {
     // No chunk fits, so no block does.
     simulation.result.status = DTR_SIMULATION_OUT_OF_MEMORY;
     simulation.result.clock = 1;

@@ -20,7 +20,7 @@ void add(T& sum, T amount, const char* what) {
 }  // namespace
 
 Machine::Machine(const dtr_simulation_options& options, const Log& log, Simulation& simulation,
-                 Given* given)
+                 EvictionList* given)
     : Playback(log),
       options_(options),
       simulation_(simulation),

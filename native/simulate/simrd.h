@@ -21,7 +21,7 @@
 #include <unordered_set>
 #include <vector>
 
-#include "given.h"
+#include "eviction_list.h"
 #include "mersenne.h"
 #include "playback.h"
 #include "pool.h"
@@ -105,7 +105,7 @@ class Machine : private Playback<Machine> {
   // Throws InvalidArgument for options that simrd has no meaning for.
   // given: what is evicted for room, instead of what the heuristic would choose; may be null.
   Machine(const dtr_simulation_options& options, const Log& log, Simulation& simulation,
-          Given* given = nullptr);
+          EvictionList* given = nullptr);
   // Runs the log; its outcome is in the simulation.
   void run();
 
@@ -155,7 +155,7 @@ class Machine : private Playback<Machine> {
   const dtr_simulation_options options_;
   Simulation& simulation_;
   dtr_simulation_result& result_;
-  Given* const given_;
+  EvictionList* const given_;
   bool caches_regions_ = false;      // e*, as cached by simrd
   bool walks_neighborhood_ = false;  // e*, walked for each score
   bool keeps_components_ = false;

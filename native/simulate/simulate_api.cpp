@@ -66,7 +66,7 @@ int32_t dtr_simulate_given(int32_t dealloc, uint64_t budget_bytes, const int64_t
       throw dtr::InvalidArgument("dealloc of a schedule is " + std::to_string(dealloc) +
                                  "; allowed: 0 (eager), 2 (ignore)");
     auto simulation = std::make_unique<dtr::Simulation>();
-    dtr::Given given(evictions, count);
+    dtr::EvictionList given(evictions, count);
     const dtr::simrd::Log log(program, numbers);
     dtr::simrd::Machine(options, log, *simulation, &given).run();
     *out = dtr::make_handle<dtr_simulation>(std::move(simulation));

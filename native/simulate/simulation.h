@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "allocation_trace.h"
 #include "dtr_alloc.h"
 #include "run/step_plan.h"
-#include "trajectory.h"
 
 namespace dtr {
 
@@ -16,7 +16,7 @@ namespace dtr {
 struct Simulation {
   dtr_simulation_result result{};
   std::string decisions;             // joined by newlines, see dtr_simulation_decisions
-  Trajectory* trajectory = nullptr;  // if it is wanted
+  AllocationTrace* trace = nullptr;  // if it is wanted
   // On the engine, what the run takes, counted alike everywhere: one for a visit to a storage (some 25
   // ns), more for a score and for an operator (runtime.cpp). One that takes more than the most ends
   // as if it thrashed.

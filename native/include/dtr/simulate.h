@@ -158,8 +158,8 @@ int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* 
                              uint64_t numbers, const int64_t* workspace,
                              const int64_t* workspace_at, uint64_t operators, dtr_simulation** out);
 
-/* What a job whose steps are those of a program would learn (native/learn/rehearsal.h). */
-typedef struct dtr_rehearsal_options {
+/* What a job whose steps are those of a program would learn (native/learn/what_if.h). */
+typedef struct dtr_what_if_options {
   dtr_runtime_options runtime; /* the budget, and what the job begins with. Of a heap or a fixed
                                   pool; max_recompute, outputs, measure, score and placement do not
                                   count */
@@ -168,11 +168,11 @@ typedef struct dtr_rehearsal_options {
   int32_t learn;               /* 0: only what the job begins with is played, which takes a step or
                                   four; 1: and what it learns, which takes seconds; 2: and a better
                                   plan than its first */
-} dtr_rehearsal_options;
+} dtr_what_if_options;
 
 /* Shares are in terms of what the step's operators cost first. -1: it does not work. */
-typedef struct dtr_rehearsal_result {
-  uint64_t heard;        /* operators of the program that make memory or overwrite it */
+typedef struct dtr_what_if_result {
+  uint64_t recorded;     /* operators of the program that make memory or overwrite it */
   uint64_t operators;    /* those of the step that is repeated at its end; 0: there is none, and the
                             end of the program stands for it */
   int64_t step_cost;     /* of these operators */
@@ -182,14 +182,14 @@ typedef struct dtr_rehearsal_result {
   double learned_cost;
   int32_t is_planned;  /* 1: what is learned is a plan with addresses, not a policy */
   uint64_t first_work; /* of the search for the first plan, as Simulation::work counts it */
-} dtr_rehearsal_result;
+} dtr_what_if_result;
 
 /* Finds the step that a program repeats, plays it, and writes what it costs. The program's arguments
  * are those of dtr_simulate_runtime.
  * Fails iff: as dtr_simulate_runtime; and DTR_INVALID if space is another one. */
-int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int64_t* program, uint64_t numbers,
-                     const int64_t* workspace, const int64_t* workspace_at, uint64_t operators,
-                     dtr_rehearsal_result* out);
+int32_t dtr_what_if(const dtr_what_if_options* options, const int64_t* program, uint64_t numbers,
+                    const int64_t* workspace, const int64_t* workspace_at, uint64_t operators,
+                    dtr_what_if_result* out);
 
 /* Frees the outcome. */
 int32_t dtr_simulation_destroy(dtr_simulation* simulation);

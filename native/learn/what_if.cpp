@@ -1,4 +1,4 @@
-#include "rehearsal.h"
+#include "what_if.h"
 
 #include <algorithm>
 #include <cmath>
@@ -48,7 +48,7 @@ constexpr double kPlanShares[] = {1.06, 1.03, 1, 0.99, 0.98, 0.97, 0.96, 0.94, 0
 // With less memory a policy computes more again, so of those that may fit its first are enough. And
 // after so many plays that cost too much no others are tried.
 constexpr size_t kMostOfPolicy = 3;
-constexpr size_t kMostDear = 3;
+constexpr size_t kMostExpensive = 3;
 // So many of all of them are tried, the best first.
 constexpr size_t kMostPlans = 12;
 // Local search, from a schedule that repeats that much of a step's compute: so much work in all
@@ -114,10 +114,10 @@ std::vector<EvictionPolicy> policies() {
 
 }  // namespace
 
-uint32_t Rehearsal::candidates() { return std::size(kChoices); }
+uint32_t WhatIf::candidates() { return std::size(kChoices); }
 
-dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
-                                          double most_ns) const {
+dtr_runtime_options WhatIf::options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
+                                       double most_ns) const {
   dtr_runtime_options options = memory_.options;
   options.common.heuristic = policy.heuristic;
   options.common.dealloc = static_cast<int32_t>(policy.dealloc);
@@ -128,16 +128,16 @@ dtr_runtime_options Rehearsal::options_of(const EvictionPolicy& policy, uint64_t
   return options;
 }
 
-double Rehearsal::repeats(const Simulation& run) const {
+double WhatIf::repeats(const Simulation& run) const {
   return static_cast<double>(run.result.remat_cost + run.result.swap_cost) /
          static_cast<double>(std::max<int64_t>(program_.cost_ns, 1));
 }
 
-double Rehearsal::search_ns(const Simulation& run) const {
+double WhatIf::search_ns(const Simulation& run) const {
   return memory_.room_price.search_ns * static_cast<double>(run.result.searches);
 }
 
-double Rehearsal::cost_ns(const Simulation& run) const {
+double WhatIf::cost_ns(const Simulation& run) const {
   // A pool that maps nothing says nothing of chunks.
   const uint64_t filled =
       program_.counted_from > 0
@@ -149,21 +149,21 @@ double Rehearsal::cost_ns(const Simulation& run) const {
          memory_.room_price.remap_ns * static_cast<double>(run.result.remaps);
 }
 
-Rehearsal::Allowance Rehearsal::allow(uint64_t work) const {
+WhatIf::Allowance WhatIf::allow(uint64_t work) const {
   return {worked_ + work, std::max(kLeastPlayWork, kPlayWork * program_.calls.size())};
 }
 
-void Rehearsal::simulate(const dtr_runtime_options& options, uint64_t most_work,
-                         Simulation& run) const {
+void WhatIf::simulate(const dtr_runtime_options& options, uint64_t most_work,
+                      Simulation& run) const {
   run.most_work = most_work;
   run.counted_from = std::max(run.counted_from, program_.counted_from);
   simulate_runtime(options, program_, run);
   worked_ += run.work;
 }
 
-std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, uint64_t budget_bytes,
-                                                double most_ns, uint64_t most_work,
-                                                uint64_t* peak_bytes) const {
+std::optional<WhatIf::Found> WhatIf::play(const EvictionPolicy& policy, uint64_t budget_bytes,
+                                          double most_ns, uint64_t most_work,
+                                          uint64_t* peak_bytes) const {
   Simulation run;
   simulate(options_of(policy, budget_bytes, most_ns), most_work, run);
   if (peak_bytes) *peak_bytes = run.result.peak_bytes;
@@ -171,13 +171,13 @@ std::optional<Rehearsal::Found> Rehearsal::play(const EvictionPolicy& policy, ui
   return Found{policy, cost_ns(run), repeats(run), search_ns(run)};
 }
 
-std::optional<Rehearsal::Found> Rehearsal::usual(const EvictionPolicy& policy) const {
+std::optional<WhatIf::Found> WhatIf::usual(const EvictionPolicy& policy) const {
   return play(policy, memory_.budget_bytes, std::numeric_limits<double>::infinity(), UINT64_MAX);
 }
 
 // None if it fails, or costs as much as most_ns.
-std::optional<Rehearsal::Found> Rehearsal::play_near(const EvictionPolicy& policy, double most_ns,
-                                                     const Allowance& allowance) const {
+std::optional<WhatIf::Found> WhatIf::play_near(const EvictionPolicy& policy, double most_ns,
+                                               const Allowance& allowance) const {
   Found sum{policy, 0, 0, 0};
   for (const double share : kShares) {
     const auto budget = static_cast<uint64_t>(share * static_cast<double>(memory_.budget_bytes));
@@ -191,9 +191,8 @@ std::optional<Rehearsal::Found> Rehearsal::play_near(const EvictionPolicy& polic
   return Found{policy, sum.cost_ns / kPlays, sum.repeats / kPlays, sum.search_ns / kPlays};
 }
 
-std::optional<Rehearsal::Found> Rehearsal::best_policy(const std::vector<EvictionPolicy>& policies,
-                                                       double most_ns,
-                                                       const Allowance& allowance) const {
+std::optional<WhatIf::Found> WhatIf::best_policy(const std::vector<EvictionPolicy>& policies,
+                                                 double most_ns, const Allowance& allowance) const {
   std::optional<Found> best;
   for (const EvictionPolicy& policy : policies) {
     if (!is_left(allowance)) break;
@@ -204,8 +203,8 @@ std::optional<Rehearsal::Found> Rehearsal::best_policy(const std::vector<Evictio
 }
 
 // What it computes again if bytes alone count; none if it fails, or that is as much as most_ns.
-std::optional<double> Rehearsal::play_bytes(const Schedule& schedule, double most_ns,
-                                            uint64_t most_work, Trajectory* trajectory) const {
+std::optional<double> WhatIf::play_bytes(const Schedule& schedule, double most_ns,
+                                         uint64_t most_work, AllocationTrace* trace) const {
   dtr_runtime_options options = options_of(schedule.policy, schedule.budget_bytes, most_ns);
   options.space = DTR_SPACE_BYTES;
   options.chunk_bytes = 0;
@@ -215,19 +214,18 @@ std::optional<double> Rehearsal::play_bytes(const Schedule& schedule, double mos
   if (!schedule.weights.empty())
     for (uint64_t op = 0; op < program_.operators; ++op)
       run.weights.push_back(schedule.weights[op % schedule.weights.size()]);
-  run.trajectory = trajectory;
+  run.trace = trace;
   simulate(options, most_work, run);
   if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   return static_cast<double>(run.result.remat_cost);
 }
 
 // A plan of a schedule that was played, or of one like it for which there are addresses.
-std::optional<Rehearsal::Found> Rehearsal::plan_of(Schedule schedule, Trajectory trajectory,
-                                                   double most_ns,
-                                                   const Allowance& allowance) const {
+std::optional<WhatIf::Found> WhatIf::plan_of(Schedule schedule, AllocationTrace trace,
+                                             double most_ns, const Allowance& allowance) const {
   const uint64_t period = program_.counted_from;
   for (uint32_t tries = 0; is_left(allowance); ++tries) {
-    const StepBlocks step(trajectory, period, period);
+    const StepBlocks step(trace, period, period);
     const uint64_t limit = limit_of(step, memory_.pool_bytes),
                    needed = step.bytes_with(memory_.held);
     const uint64_t spare = limit - std::min(limit, needed);
@@ -235,8 +233,7 @@ std::optional<Rehearsal::Found> Rehearsal::plan_of(Schedule schedule, Trajectory
     const bool has_spare =
         tries == 0 && static_cast<double>(spare) > kSpare * static_cast<double>(limit);
     if (excess == 0 && !has_spare)
-      if (std::optional<Found> found =
-              follow(schedule, trajectory, most_ns, work_of_play(allowance)))
+      if (std::optional<Found> found = follow(schedule, trace, most_ns, work_of_play(allowance)))
         return found;
     if (tries == kFirstTries) break;
     uint64_t& bytes = schedule.budget_bytes;
@@ -245,16 +242,15 @@ std::optional<Rehearsal::Found> Rehearsal::plan_of(Schedule schedule, Trajectory
     else
       bytes = std::min(bytes - std::min(bytes, excess),
                        static_cast<uint64_t>(kLessForAddresses * static_cast<double>(bytes)));
-    trajectory = {};
-    if (!play_bytes(schedule, most_ns, work_of_play(allowance), &trajectory)) break;
+    trace = {};
+    if (!play_bytes(schedule, most_ns, work_of_play(allowance), &trace)) break;
   }
   return std::nullopt;
 }
 
 // What a policy would do if only bytes counted is a schedule. What it keeps without need has no
 // address, so the budget of a schedule is what it needs at once more, or less, than there is room for.
-std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
-                                                 double usual_ns) const {
+std::optional<WhatIf::Found> WhatIf::first(const EvictionPolicy& usual, double usual_ns) const {
   const auto own_ns = static_cast<double>(program_.cost_ns);
   const uint64_t operators = program_.calls.size();
   const uint64_t work = kLeastFirstWork + kFirstWork * operators;
@@ -263,22 +259,22 @@ std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
   std::vector<EvictionPolicy> first = policies();
   first.resize(kFirstChoices);
   std::optional<Schedule> best;
-  Trajectory trajectory;
+  AllocationTrace trace;
   for (const EvictionPolicy& policy : first) {
     if (!has_steps() || !is_left(allowance)) break;
     ++progress_.tried;
     const Schedule schedule{policy, memory_.budget_bytes, 0};
-    Trajectory played;
+    AllocationTrace played;
     const std::optional<double> again_ns =
         play_bytes(schedule, best ? best->again_ns : most_ns,
                    std::min(work_of_play(allowance), work / kFirstChoices), &played);
     if (!again_ns) continue;
     best = schedule;
     best->again_ns = *again_ns;
-    trajectory = std::move(played);
+    trace = std::move(played);
   }
   std::optional<Found> found;
-  if (best) found = plan_of(*best, std::move(trajectory), most_ns, allowance);
+  if (best) found = plan_of(*best, std::move(trace), most_ns, allowance);
   // A plan does what it promises, and leaves little for a policy to gain, but where policies may swap,
   // or memory for addresses is short.
   if (found && memory_.options.swap_bytes == 0 &&
@@ -292,7 +288,7 @@ std::optional<Rehearsal::Found> Rehearsal::first(const EvictionPolicy& usual,
 
 // Near the smallest budgets schedules differ by chance. So several are played, and the best one that
 // fits is the plan.
-std::optional<Rehearsal::Found> Rehearsal::wider(const Found& known) const {
+std::optional<WhatIf::Found> WhatIf::wider(const Found& known) const {
   const auto own_ns = static_cast<double>(program_.cost_ns);
   const uint64_t work = std::max(kLeastWideWork, kWideWork * program_.calls.size());
   const Allowance of_plans = allow(work);
@@ -304,20 +300,20 @@ std::optional<Rehearsal::Found> Rehearsal::wider(const Found& known) const {
   for (const EvictionPolicy& policy : policies()) {
     if (!has_steps() || !is_left(of_plans)) break;
     ++progress_.tried;
-    size_t fit = 0, dear = 0;
+    size_t fit = 0, expensive = 0;
     for (const double share : kPlanShares) {
-      if (!is_left(of_plans) || fit == kMostOfPolicy || dear == kMostDear) break;
+      if (!is_left(of_plans) || fit == kMostOfPolicy || expensive == kMostExpensive) break;
       const double bytes = share * static_cast<double>(memory_.budget_bytes);
       Schedule schedule{policy, static_cast<uint64_t>(bytes), 0};
-      Trajectory trajectory;
+      AllocationTrace trace;
       const uint64_t before = worked_, most_work = work_of_play(of_plans);
-      const std::optional<double> again_ns = play_bytes(schedule, most_ns, most_work, &trajectory);
+      const std::optional<double> again_ns = play_bytes(schedule, most_ns, most_work, &trace);
       if (worked_ - before > most_work) break;
       if (!again_ns) {
-        ++dear;
+        ++expensive;
         continue;
       }
-      const StepBlocks step(trajectory, period, period);
+      const StepBlocks step(trace, period, period);
       if (!has_room_for(step)) continue;
       schedule.again_ns = *again_ns;
       schedules.push_back(schedule);
@@ -333,8 +329,8 @@ std::optional<Rehearsal::Found> Rehearsal::wider(const Found& known) const {
   return policy && policy->cost_ns + policy->search_ns < most_of_policy ? policy : planned;
 }
 
-std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual, double usual_ns,
-                                                bool any) const {
+std::optional<WhatIf::Found> WhatIf::best(const EvictionPolicy& usual, double usual_ns,
+                                          bool any) const {
   std::optional<Found> found = first(usual, usual_ns);
   first_work_ = worked_;
   if (found && any) return found;
@@ -343,8 +339,8 @@ std::optional<Rehearsal::Found> Rehearsal::best(const EvictionPolicy& usual, dou
   return found;
 }
 
-std::optional<Rehearsal::Found> Rehearsal::plan_by(std::vector<Schedule>& schedules,
-                                                   double most_ns) const {
+std::optional<WhatIf::Found> WhatIf::plan_by(std::vector<Schedule>& schedules,
+                                             double most_ns) const {
   std::stable_sort(schedules.begin(), schedules.end(),
                    [](const Schedule& a, const Schedule& b) { return a.again_ns < b.again_ns; });
   const double little_ns = kLittle * static_cast<double>(program_.cost_ns);
@@ -352,9 +348,9 @@ std::optional<Rehearsal::Found> Rehearsal::plan_by(std::vector<Schedule>& schedu
   for (size_t i = 0; i < schedules.size() && i < kMostPlans && !progress_.cancelled; ++i) {
     const double less_ns = best ? best->cost_ns - little_ns : most_ns;
     if (schedules[i].again_ns >= less_ns) break;
-    Trajectory trajectory;
-    play_bytes(schedules[i], less_ns, kMostWork, &trajectory);
-    if (std::optional<Found> planned = follow(schedules[i], trajectory, less_ns, kMostWork))
+    AllocationTrace trace;
+    play_bytes(schedules[i], less_ns, kMostWork, &trace);
+    if (std::optional<Found> planned = follow(schedules[i], trace, less_ns, kMostWork))
       best = std::move(planned);
   }
   return best;
@@ -363,7 +359,7 @@ std::optional<Rehearsal::Found> Rehearsal::plan_by(std::vector<Schedule>& schedu
 // A policy evicts the less of an operator, the more the operator is said to cost. So any weights make a
 // schedule. A change of few is kept if it repeats no more, or early in the search (simulated
 // annealing) a little more.
-std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
+std::optional<WhatIf::Found> WhatIf::better(const Found& known) const {
   const auto own_ns = static_cast<double>(program_.cost_ns);
   constexpr auto kMostNs = static_cast<double>(INT64_MAX);
   if (known.repeats < kWorthSearching || own_ns > kMostNs / (4 * kMostWeight)) return std::nullopt;
@@ -374,18 +370,19 @@ std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
   std::vector<Schedule> better;
   std::vector<uint64_t> repeated;  // operators of the step, as often as they are
   const auto go_to = [&](const Schedule& next, double most_ns) {
-    Trajectory trajectory;
+    AllocationTrace trace;
     const std::optional<double> again_ns =
-        play_bytes(next, most_ns, work_of_play(allowance), &trajectory);
+        play_bytes(next, most_ns, work_of_play(allowance), &trace);
     if (!again_ns) return;
-    const StepBlocks step(trajectory, period, period);
+    const StepBlocks step(trace, period, period);
     if (!has_room_for(step)) return;
     here = next;
     here.again_ns = *again_ns;
     if (better.empty() || here.again_ns < better.back().again_ns) better.push_back(here);
     repeated.clear();
-    for (const Trajectory::Block& block : trajectory.blocks)
-      if (block.op != Trajectory::kNoOp && block.run > 0) repeated.push_back(block.op % period);
+    for (const AllocationTrace::Block& block : trace.blocks)
+      if (block.op != AllocationTrace::kNoOp && block.run > 0)
+        repeated.push_back(block.op % period);
   };
   std::minstd_rand random;  // the same each time
   const auto below = [&](size_t count) { return random() % count; };
@@ -407,11 +404,11 @@ std::optional<Rehearsal::Found> Rehearsal::better(const Found& known) const {
   return plan_by(better, known.cost_ns - kLeastPlanGain * own_ns);
 }
 
-bool Rehearsal::has_room_for(const StepBlocks& step) const {
+bool WhatIf::has_room_for(const StepBlocks& step) const {
   return step.bytes_with(memory_.held) <= limit_of(step, memory_.pool_bytes);
 }
 
-uint64_t Rehearsal::limit_of(const StepBlocks& step, uint64_t budget_bytes) const {
+uint64_t WhatIf::limit_of(const StepBlocks& step, uint64_t budget_bytes) const {
   const auto slabs = static_cast<uint64_t>(
       kSlabSlack * static_cast<double>(memory_.slab_bytes + step.small_bytes()));
   const uint64_t taken =
@@ -419,13 +416,12 @@ uint64_t Rehearsal::limit_of(const StepBlocks& step, uint64_t budget_bytes) cons
   return budget_bytes - std::min(budget_bytes, taken);
 }
 
-// The plan of a trajectory's step, if it costs less in the heap. The first step that follows it
+// The plan of a trace's step, if it costs less in the heap. The first step that follows it
 // brings things in place, so the one behind it counts.
-std::optional<Rehearsal::Found> Rehearsal::follow(const Schedule& schedule,
-                                                  const Trajectory& trajectory, double most_ns,
-                                                  uint64_t most_work) const {
+std::optional<WhatIf::Found> WhatIf::follow(const Schedule& schedule, const AllocationTrace& trace,
+                                            double most_ns, uint64_t most_work) const {
   const uint64_t period = program_.counted_from;
-  const StepBlocks step(trajectory, period, period);
+  const StepBlocks step(trace, period, period);
   std::optional<StepPlan> plan = step.lay_out(memory_.held, limit_of(step, memory_.pool_bytes));
   if (!plan) return std::nullopt;
   const auto of_step = [&](const std::vector<uint64_t>& calls) {
@@ -438,8 +434,7 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const Schedule& schedule,
   Simulation run;
   run.plan_from = period;
   run.make_plan = [&](const std::vector<NamedBlock>& blocks) {
-    const std::unordered_set<uint64_t> survivors(trajectory.survivors.begin(),
-                                                 trajectory.survivors.end());
+    const std::unordered_set<uint64_t> survivors(trace.survivors.begin(), trace.survivors.end());
     std::vector<HeldBlock> held;
     for (const NamedBlock& block : blocks)
       if (block.serial == 0 || survivors.count(block.serial) > 0)
@@ -448,7 +443,7 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const Schedule& schedule,
     std::optional<StepPlan> played = step.lay_out(held, limit_of(step, memory_.budget_bytes));
     fits = played.has_value();
     if (!fits) return StepPlan{};
-    played->calls = of_step(trajectory.calls);
+    played->calls = of_step(trace.calls);
     return *played;
   };
   run.counted_from = 2 * period;
@@ -467,9 +462,8 @@ std::optional<Rehearsal::Found> Rehearsal::follow(const Schedule& schedule,
   return found;
 }
 
-std::optional<Rehearsal::Budget> Rehearsal::least_budget(const EvictionPolicy& policy,
-                                                         double most_repeats,
-                                                         uint64_t least) const {
+std::optional<WhatIf::Budget> WhatIf::least_budget(const EvictionPolicy& policy,
+                                                   double most_repeats, uint64_t least) const {
   const double most_ns = most_repeats * static_cast<double>(program_.cost_ns) + 1;
   // Without a limit nothing is computed again.
   uint64_t peak = 0;

@@ -1,4 +1,4 @@
-#include "learner.h"
+#include "step_tuner.h"
 
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -35,10 +35,10 @@ constexpr double kDrift = 1.25;
 constexpr double kSomeDrift = 0.05;
 // A plan is worn out when two steps miss so much more of it than they did.
 constexpr double kWorn = 2;
-// A policy grinds if what it has repeated in two steps is so many times what is usual, which counts as
+// A policy thrashes if what it has repeated in two steps is so many times what is usual, which counts as
 // this share of the job's own compute at least.
-constexpr double kGrinds = 2;
-constexpr double kGrindsLittle = 0.25;
+constexpr double kThrashes = 2;
+constexpr double kThrashesLittle = 0.25;
 // What slabs have grown by since the last plan, they have room for so many times in the next one. So
 // a job that keeps something of each step outgrows few plans.
 constexpr uint64_t kGrowsOn = 2;
@@ -120,7 +120,7 @@ void StepTuner::describe(dtr_engine_stats* out) const {
     out->followed_repeats = followed_->repeats;
   } else if (std::holds_alternative<Searching>(state_)) {
     out->learning = DTR_LEARNING_SEARCHES;
-    out->policies = Rehearsal::candidates();
+    out->policies = WhatIf::candidates();
     out->policies_tried = task_->progress.tried;
   } else if (is_asked() && std::holds_alternative<Resting>(state_)) {
     out->learning = DTR_LEARNING_RESTS;
@@ -185,7 +185,7 @@ StepTuner::Next StepTuner::next(Recording& now, Deferred& deferred,
   }
   if (!is_known && !is_long) return std::nullopt;
   pace_ns_ = log_.cost_of_last(pace());
-  if (evictions() == now.evictions || repeats_since(recent_mark(now)) < Rehearsal::kLeastGain) {
+  if (evictions() == now.evictions || repeats_since(recent_mark(now)) < WhatIf::kLeastGain) {
     if (evictions() == 0) times_ = 0;  // so far there was nothing to find
     stop_recording(deferred);
     log_.clear();
@@ -200,13 +200,13 @@ StepTuner::Next StepTuner::next(Recording& now, Deferred& deferred,
 // Until two steps repeat what is worth a look.
 StepTuner::Next StepTuner::next(Resting& now, Deferred&, std::unique_lock<EngineMutex>&) {
   const Mark begin = now.windows.begin;
-  if (!has_ended(now.windows) || repeats_since(begin) < Rehearsal::kLeastGain) return std::nullopt;
+  if (!has_ended(now.windows) || repeats_since(begin) < WhatIf::kLeastGain) return std::nullopt;
   return again(now.windows.count);
 }
 
 StepTuner::Next StepTuner::next(Searching&, Deferred&, std::unique_lock<EngineMutex>&) {
   if (!task_->is_done) return std::nullopt;
-  if (std::optional<Rehearsal::Found> found = take_found()) return follow(std::move(*found));
+  if (std::optional<WhatIf::Found> found = take_found()) return follow(std::move(*found));
   return found_nothing();
 }
 
@@ -244,7 +244,7 @@ StepTuner::Next StepTuner::next(Following& now, Deferred&, std::unique_lock<Engi
   if (!now.usual && now.improvable) improve(*now.improvable);
   if (is_bad || !now.usual) now.usual = {cost, misses};
   if (!task_ || !task_->is_done) return std::nullopt;
-  if (std::optional<Rehearsal::Found> found = take_found()) {
+  if (std::optional<WhatIf::Found> found = take_found()) {
     before_ = now.usual->cost;
     Following better = follow(std::move(*found));
     better.fallback = std::move(now.improvable);
@@ -262,7 +262,8 @@ void StepTuner::ran_again() {
   const Windows& windows = following->windows;
   const bool is_first = followed_ && followed_->is_plan && windows.count == 0;
   const double promised = followed_ ? followed_->promised : 0;
-  const double most = (is_first ? 2 : 1) * kGrinds * std::max({promised, before_, kGrindsLittle});
+  const double most =
+      (is_first ? 2 : 1) * kThrashes * std::max({promised, before_, kThrashesLittle});
   if (static_cast<double>(now().again_ns - windows.begin.again_ns) <=
       most * static_cast<double>(kStepsOfWindow) * static_cast<double>(pace_ns_))
     return;
@@ -387,18 +388,18 @@ StepTuner::Next StepTuner::search(const Recording& of, Deferred& deferred,
   stop_recording(deferred);
   const double now_ns = before_ * static_cast<double>(task_->program.cost_ns);
   const bool waits = parts_.environment.options.learn == DTR_LEARN_AT_ONCE;
-  task_->start([usual = usual_, now_ns, waits](
-                   const Rehearsal& rehearsal) { return rehearsal.best(usual, now_ns, !waits); },
+  task_->start([usual = usual_, now_ns,
+                waits](const WhatIf& plays) { return plays.best(usual, now_ns, !waits); },
                false);
   if (!waits) return Searching{};
   const std::shared_ptr<Task> task = task_;
   if (!wait(lock, [&] { task->join(); })) return std::nullopt;
-  if (std::optional<Rehearsal::Found> found = take_found()) return follow(std::move(*found));
+  if (std::optional<WhatIf::Found> found = take_found()) return follow(std::move(*found));
   return found_nothing();
 }
 
-std::optional<Rehearsal::Found> StepTuner::take_found() {
-  std::optional<Rehearsal::Found> found = std::exchange(task_->found, std::nullopt);
+std::optional<WhatIf::Found> StepTuner::take_found() {
+  std::optional<WhatIf::Found> found = std::exchange(task_->found, std::nullopt);
   return task_->progress.cancelled ? std::nullopt : std::move(found);
 }
 
@@ -467,7 +468,7 @@ void StepTuner::Task::start(Play play, bool gives_way) {
     if (gives_way) ::setpriority(PRIO_PROCESS, static_cast<id_t>(::syscall(SYS_gettid)), 10);
     found.reset();
     try {
-      found = play(Rehearsal(program, memory, progress));
+      found = play(WhatIf(program, memory, progress));
     } catch (const std::exception&) {
       // No memory for it: the job goes on as before.
     }
@@ -494,7 +495,7 @@ void StepTuner::Task::end_thread() {
 
 // ---- following ----
 
-StepTuner::Following StepTuner::follow(Rehearsal::Found found) {
+StepTuner::Following StepTuner::follow(WhatIf::Found found) {
   const bool is_first = std::holds_alternative<Searching>(state_);
   parts_.follow(found.policy);
   followed_ =
@@ -509,13 +510,13 @@ StepTuner::Following StepTuner::follow(Rehearsal::Found found) {
 }
 
 // The plan has moved what stays in the heap to its own places. A better one begins from these.
-void StepTuner::improve(const Rehearsal::Found& known) {
+void StepTuner::improve(const WhatIf::Found& known) {
   task_->memory = simulated_memory();
   add_held(task_->memory);
   task_->start(
-      [known](const Rehearsal& rehearsal) {
-        std::optional<Rehearsal::Found> wider = rehearsal.wider(known);
-        std::optional<Rehearsal::Found> better = rehearsal.better(wider ? *wider : known);
+      [known](const WhatIf& plays) {
+        std::optional<WhatIf::Found> wider = plays.wider(known);
+        std::optional<WhatIf::Found> better = plays.better(wider ? *wider : known);
         return better ? better : wider;
       },
       true);
@@ -549,7 +550,7 @@ bool StepTuner::has_ended(Windows& windows) const {
 
 // What an operator has begun, where that is not recorded, is not known; nor is it then that what was
 // recorded earlier is like it.
-Coach::Advice StepTuner::advise(double most_slowness, const Shortage* at,
+Tuner::Advice StepTuner::advise(double most_slowness, const Shortage* at,
                                 std::unique_lock<EngineMutex>& lock) {
   const bool is_recording = std::holds_alternative<Recording>(state_);
   if (!can_play() || waiter_ || (at && !is_recording)) return {};
@@ -575,12 +576,12 @@ Coach::Advice StepTuner::advise(double most_slowness, const Shortage* at,
     if (storage->locks > 0 && storage->live) begun.reads.push_back(storage->log_number);
   const JobProgram program = at ? log_.whole(step_, begun) : log_.whole(step_);
   const EvictionPolicy by = policy();
-  std::optional<Rehearsal::Budget> found;
+  std::optional<WhatIf::Budget> found;
   // A thread of its own, as a thread has one engine's mutex at most.
   const auto play = [&] {
     SearchProgress progress;
     try {
-      found = Rehearsal(program, played, progress)
+      found = WhatIf(program, played, progress)
                   .least_budget(by, most_slowness - 1, least - std::min(least, unknown));
     } catch (const std::exception&) {
       // No memory for it: there is no advice.
@@ -615,8 +616,8 @@ void StepTuner::forget(Deferred& deferred) {
   advised_ = {};
 }
 
-std::shared_ptr<Coach> make_learner(const Coached& coached) {
-  return std::make_shared<StepTuner>(coached);
+std::shared_ptr<Tuner> make_step_tuner(const TunerParts& parts) {
+  return std::make_shared<StepTuner>(parts);
 }
 
 }  // namespace dtr

@@ -1,4 +1,4 @@
-// rehearse_api.cpp: what a job would learn, from its op log.
+// what_if_api.cpp: what a job would learn, from its op log.
 #include <limits>
 #include <optional>
 #include <string>
@@ -7,9 +7,9 @@
 
 #include "base/error.h"
 #include "dtr/op_log.h"
-#include "rehearsal.h"
 #include "simulate/program.h"
 #include "step_log.h"
+#include "what_if.h"
 
 namespace dtr {
 
@@ -98,7 +98,7 @@ class Teller {
   std::vector<int64_t> names_of_;  // by storage: how many it has
 };
 
-SimulatedMemory memory_of(const dtr_rehearsal_options& options, uint64_t constant_bytes) {
+SimulatedMemory memory_of(const dtr_what_if_options& options, uint64_t constant_bytes) {
   const dtr_runtime_options& runtime = options.runtime;
   SimulatedMemory memory;
   memory.budget_bytes = memory.pool_bytes = runtime.common.budget_bytes;
@@ -109,34 +109,33 @@ SimulatedMemory memory_of(const dtr_rehearsal_options& options, uint64_t constan
   return memory;
 }
 
-void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehearsal_result& out) {
-  StepLog heard;
-  Teller(log, heard).tell();
-  if (heard.operators() == 0) return;
-  const StepLog::Repetition step = heard.repetition();
+void play(const dtr_what_if_options& options, const Program& log, dtr_what_if_result& out) {
+  StepLog recorded;
+  Teller(log, recorded).tell();
+  if (recorded.operators() == 0) return;
+  const StepLog::Repetition step = recorded.repetition();
   SearchProgress progress;
   EvictionPolicy policy;
   policy.heuristic = options.runtime.common.heuristic;
   policy.room = options.runtime.room;
   policy.dealloc = static_cast<Dealloc>(options.runtime.common.dealloc);
-  std::optional<Rehearsal::Found> usual, learned;
+  std::optional<WhatIf::Found> usual, learned;
   {
-    const JobProgram program = heard.whole(step);
+    const JobProgram program = recorded.whole(step);
     const SimulatedMemory memory = memory_of(options, 0);
-    usual = Rehearsal(program, memory, progress).usual(policy);
+    usual = WhatIf(program, memory, progress).usual(policy);
   }
-  const JobProgram program = heard.last_steps(step);
+  const JobProgram program = recorded.last_steps(step);
   const SimulatedMemory memory = memory_of(options, program.constant_bytes);
   if (options.learn) {
-    const Rehearsal rehearsal(program, memory, progress);
-    learned = rehearsal.best(policy, usual ? usual->cost_ns + usual->search_ns
-                                           : std::numeric_limits<double>::infinity());
-    out.first_work = rehearsal.first_work();
+    const WhatIf plays(program, memory, progress);
+    learned = plays.best(policy, usual ? usual->cost_ns + usual->search_ns
+                                       : std::numeric_limits<double>::infinity());
+    out.first_work = plays.first_work();
     if (options.learn > 1 && learned && learned->has_plan())
-      if (std::optional<Rehearsal::Found> better = rehearsal.better(*learned))
-        learned = std::move(better);
+      if (std::optional<WhatIf::Found> better = plays.better(*learned)) learned = std::move(better);
   }
-  out.heard = heard.operators();
+  out.recorded = recorded.operators();
   out.operators = step.period;
   const uint64_t steps =
       step.period > 0 && program.counted_from > 0 ? program.calls.size() / step.period - 1 : 1;
@@ -157,10 +156,10 @@ void rehearse(const dtr_rehearsal_options& options, const Program& log, dtr_rehe
 
 }  // namespace dtr
 
-extern "C" int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int64_t* program,
-                                uint64_t numbers, const int64_t* workspace,
-                                const int64_t* workspace_at, uint64_t operators,
-                                dtr_rehearsal_result* out) {
+extern "C" int32_t dtr_what_if(const dtr_what_if_options* options, const int64_t* program,
+                               uint64_t numbers, const int64_t* workspace,
+                               const int64_t* workspace_at, uint64_t operators,
+                               dtr_what_if_result* out) {
   // A run without a limit checks everything that both take.
   const int32_t status = dtr::guard([&] {
     dtr::require(out, "out");
@@ -170,7 +169,7 @@ extern "C" int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int6
     dtr::require_between("maps_on", options->maps_on, -1, 1);
     dtr::require_between("learn", options->learn, 0, 2);
     if (options->runtime.common.heuristic.select == DTR_SELECT_CALLBACK)
-      throw dtr::InvalidArgument("the heuristic is a callable; allowed in a rehearsal: scores");
+      throw dtr::InvalidArgument("the heuristic is a callable; allowed in a what-if play: scores");
   });
   if (status) return status;
   dtr_runtime_options unlimited = options->runtime;
@@ -185,7 +184,6 @@ extern "C" int32_t dtr_rehearse(const dtr_rehearsal_options* options, const int6
   dtr_simulation_destroy(checked);
   if (whole.status != DTR_SIMULATION_OK) return DTR_OK;  // it does not work without a limit, either
   return dtr::guard([&] {
-    dtr::rehearse(*options, dtr::decoded(program, numbers, workspace, workspace_at, operators),
-                  *out);
+    dtr::play(*options, dtr::decoded(program, numbers, workspace, workspace_at, operators), *out);
   });
 }

@@ -1,5 +1,5 @@
-// coach.h: who learns a job's step while it runs, and what he tells the engine. What plays the step
-// stands above the engine, in learn/: it runs on engines of its own.
+// tuner.h: what the engine and its step tuner have to do with each other. The tuner itself is above the
+// engine, in learn/: it plays steps on engines of its own.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ struct EvictionPolicy {
   Dealloc dealloc = Dealloc::eager;
 };
 
-// What a coach sees of an engine, and how he has it follow a policy.
-struct Coached {
+// What a step tuner sees of its engine, and how it has the engine follow a policy or a plan.
+struct TunerParts {
   const Environment& environment;
   const Graph& graph;
   const Devices& devices;
@@ -39,7 +39,7 @@ struct Coached {
   const Mover& mover;
 };
 
-class Coach {
+class Tuner {
  public:
   // A budget with which a step would compute no more than it may.
   struct Advice {
@@ -49,7 +49,7 @@ class Coach {
     double slowness = 0;
   };
 
-  virtual ~Coach() = default;
+  virtual ~Tuner() = default;
   // ---- under the engine's mutex, which is let go of while others are waited for ----
   // Another operator was recorded.
   virtual void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) = 0;
@@ -63,11 +63,11 @@ class Coach {
   // Takes seconds at most.
   virtual Advice advise(double most_slowness, const Shortage* at,
                         std::unique_lock<EngineMutex>& lock) = 0;
-  // He begins anew with the next operator; the op log is off. What another thread waits for in a call
-  // comes to nothing then.
+  // It begins again with the next operator; the op log is off. A call in which another thread waits
+  // returns without a result.
   virtual void forget(Deferred& deferred) = 0;
 };
 
-using MakeCoach = std::shared_ptr<Coach> (*)(const Coached&);
+using MakeTuner = std::shared_ptr<Tuner> (*)(const TunerParts&);
 
 }  // namespace dtr

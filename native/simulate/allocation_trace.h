@@ -1,4 +1,4 @@
-// trajectory.h: what a run of an op log had in memory, and when.
+// allocation_trace.h: what a run of an op log had in memory, and when.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace dtr {
 
-struct Trajectory {
+struct AllocationTrace {
   static constexpr uint64_t kNoOp = UINT64_MAX;
   static constexpr uint32_t kNoResult = UINT32_MAX;
   // Time is counted in allocations and ends of operators.
@@ -41,10 +41,10 @@ struct NamedBlock {
   void* handle;
 };
 
-// Fills a trajectory, if there is one.
-class TrajectoryRecorder {
+// Fills a trace, if there is one.
+class AllocationTracer {
  public:
-  explicit TrajectoryRecorder(Trajectory* out) : out_(out) {}
+  explicit AllocationTracer(AllocationTrace* out) : out_(out) {}
   bool is_on() const { return out_ != nullptr; }
 
   void begins(uint64_t op) const {
@@ -61,12 +61,12 @@ class TrajectoryRecorder {
   }
   void run_ends() {
     if (!out_) return;
-    running_.op = Trajectory::kNoOp;
+    running_.op = AllocationTrace::kNoOp;
     ++out_->end;
   }
   void allocated(const void* address, uint64_t size_bytes) {
     if (!out_ || !address) return;
-    Trajectory::Block block = running_;
+    AllocationTrace::Block block = running_;
     block.size_bytes = size_bytes;
     block.begin = block.end = out_->end++;
     ++running_.ordinal;
@@ -77,7 +77,7 @@ class TrajectoryRecorder {
     if (!out_) return;
     const auto found = at_.find(address);
     if (found == at_.end()) return;
-    Trajectory::Block& block = out_->blocks[found->second];
+    AllocationTrace::Block& block = out_->blocks[found->second];
     block.end = out_->end;
     block.last_op = running_.op;
     block.last_run = running_.run;
@@ -90,8 +90,8 @@ class TrajectoryRecorder {
   void survives(uint64_t serial) const { out_->survivors.push_back(serial); }
 
  private:
-  Trajectory* out_;
-  Trajectory::Block running_{Trajectory::kNoOp, 0, 0, false, 0, 0, 0};
+  AllocationTrace* out_;
+  AllocationTrace::Block running_{AllocationTrace::kNoOp, 0, 0, false, 0, 0, 0};
   std::unordered_map<const void*, size_t> at_;
   std::vector<uint32_t> repetitions_;  // by operator
 };

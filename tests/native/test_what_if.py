@@ -171,9 +171,9 @@ def test_the_end_of_a_log_without_steps_stands_for_one():
     assert found.step_cost > 0
 
 
-def test_what_cannot_be_rehearsed_is_named(steps):
+def test_what_cannot_be_played_is_named(steps):
     mine = Heuristic("mine", select="callback", score=lambda candidate: math.inf)
-    with pytest.raises(ValueError, match="the heuristic is a callable; allowed in a rehearsal"):
+    with pytest.raises(ValueError, match="the heuristic is a callable; allowed in a what-if play"):
         simulate.play_step(steps, 1 << 30, mine)
     with pytest.raises(ValueError, match="chunk_bytes is 5; allowed"):
         simulate.play_step(steps, 1 << 30, chunk_bytes=5)

@@ -1,8 +1,8 @@
-// rehearsal.h: plays a job's step on an engine of its own (simulate/runtime.h), with other policies
+// what_if.h: what-if plays: of a job's step on an engine of its own (simulate/runtime.h), with other policies
 // or with more memory, to know what they would cost.
 //
 // What a policy costs is the compute that it repeats, what it moves and swaps, and what the kernel, or
-// the driver, takes to map memory anew. All of it is computed from the program, so a rehearsal of the
+// the driver, takes to map memory anew. All of it is computed from the program, so a play of the
 // same program gives the same result everywhere.
 #pragma once
 
@@ -15,7 +15,7 @@
 #include "dtr_alloc.h"
 #include "planner.h"
 #include "policy/room_price.h"
-#include "run/coach.h"
+#include "run/tuner.h"
 #include "simulate/runtime.h"
 #include "step_log.h"
 
@@ -42,13 +42,13 @@ struct SearchProgress {
 
 // Its work is counted alike everywhere (Simulation::work), and bounded: so two searches of one program
 // find the same.
-class Rehearsal {
+class WhatIf {
  public:
   // Less than this share of the job's own compute is no gain that shows.
   static constexpr double kLeastGain = 0.03;
 
   // progress.cancelled: ends what is asked for between two plays, with what is known by then.
-  Rehearsal(const JobProgram& program, const SimulatedMemory& memory, SearchProgress& progress)
+  WhatIf(const JobProgram& program, const SimulatedMemory& memory, SearchProgress& progress)
       : program_(program), memory_(memory), progress_(progress) {}
 
   struct Found {
@@ -115,16 +115,16 @@ class Rehearsal {
   // With all of the memory and with less.
   std::optional<Found> play_near(const EvictionPolicy& policy, double most_ns,
                                  const Allowance& allowance) const;
-  std::optional<Found> plan_of(Schedule schedule, Trajectory trajectory, double most_ns,
+  std::optional<Found> plan_of(Schedule schedule, AllocationTrace trace, double most_ns,
                                const Allowance& allowance) const;
   // The plan of the schedule that repeats least of those that fit; none if it costs most_ns.
   std::optional<Found> plan_by(std::vector<Schedule>& schedules, double most_ns) const;
   std::optional<double> play_bytes(const Schedule& schedule, double most_ns, uint64_t most_work,
-                                   Trajectory* trajectory) const;
+                                   AllocationTrace* trace) const;
   // What of a budget is left for blocks that are no slabs'.
   uint64_t limit_of(const StepBlocks& step, uint64_t budget_bytes) const;
   bool has_room_for(const StepBlocks& step) const;
-  std::optional<Found> follow(const Schedule& schedule, const Trajectory& trajectory,
+  std::optional<Found> follow(const Schedule& schedule, const AllocationTrace& trace,
                               double most_ns, uint64_t most_work) const;
   dtr_runtime_options options_of(const EvictionPolicy& policy, uint64_t budget_bytes,
                                  double most_ns) const;

@@ -1,4 +1,4 @@
-// given.h: evictions that somebody decided beforehand, instead of a score: a schedule.
+// eviction_list.h: a schedule: evictions that were decided beforehand, instead of by a score.
 //
 // Eviction `after` N happens right before the run's execution number N + 1 (first executions and
 // repeated ones count) allocates its outputs, in the order of the list. Then the outputs must
@@ -12,10 +12,10 @@
 
 namespace dtr {
 
-class Given {
+class EvictionList {
  public:
   // pairs: after, storage; as often as count says. The storage is named by its first tensor.
-  Given(const int64_t* pairs, uint64_t count) : pairs_(pairs), count_(count) {}
+  EvictionList(const int64_t* pairs, uint64_t count) : pairs_(pairs), count_(count) {}
 
   // The storage that goes next, if one goes after so many executions, else -1.
   int64_t next(uint64_t executions) {

@@ -1,5 +1,5 @@
-// learner.h: the step tuner: it finds a plan for a job's step, or the policy that costs least
-// (run/coach.h). Its states:
+// step_tuner.h: the step tuner: it finds a plan for a job's step, or the policy that costs least
+// (run/tuner.h). Its states:
 //
 //  Idle       It records from the next operator on.
 //  Recording  The op log is written, into memory. Every so often it is looked at whether a step was
@@ -7,7 +7,7 @@
 //             it has no plan, but a policy.
 //  Resting    Next to nothing is computed again, so there is nothing to find, and no log, until
 //             something is.
-//  Searching  What was recorded is played in other ways (rehearsal.h) on a thread of its own, while the
+//  Searching  What was recorded is played in other ways (what_if.h) on a thread of its own, while the
 //             job goes on. The search for the first plan has the job's priority, once: it is short.
 //  Following  What was found is followed, or, if nothing was, the options' policy. A policy decides as
 //             any other, operator by operator, and a plan is left where the job differs: so any step is
@@ -41,16 +41,16 @@
 #include <variant>
 #include <vector>
 
-#include "rehearsal.h"
-#include "run/coach.h"
 #include "run/memory_use.h"
+#include "run/tuner.h"
 #include "step_log.h"
+#include "what_if.h"
 
 namespace dtr {
 
-class StepTuner final : public Coach, public std::enable_shared_from_this<StepTuner> {
+class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTuner> {
  public:
-  explicit StepTuner(const Coached& parts) : parts_(parts) {}
+  explicit StepTuner(const TunerParts& parts) : parts_(parts) {}
   StepTuner(const StepTuner&) = delete;
   StepTuner& operator=(const StepTuner&) = delete;
   ~StepTuner() override { end_search(); }
@@ -67,7 +67,7 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
   struct Task {
     Task();
     ~Task();
-    using Play = std::function<std::optional<Rehearsal::Found>(const Rehearsal&)>;
+    using Play = std::function<std::optional<WhatIf::Found>(const WhatIf&)>;
     // On a thread of its own, when an earlier one has ended. gives_way: to the job and all others.
     void start(Play play, bool gives_way);
     // Waits for the thread.
@@ -79,7 +79,7 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
     SimulatedMemory memory;
     SearchProgress progress;
     std::atomic<bool> is_done{false};
-    std::optional<Rehearsal::Found> found;
+    std::optional<WhatIf::Found> found;
     std::thread thread = {};
     std::mutex joining;
     int64_t process;  // that has the thread
@@ -126,9 +126,9 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
   struct Following {
     Windows windows;
     std::optional<Usual> usual = {};
-    bool is_doubted = false;                          // it did too little in the last steps
-    std::optional<Rehearsal::Found> improvable = {};  // a first plan
-    std::optional<Rehearsal::Found> fallback = {};    // the first plan, under one to be better
+    bool is_doubted = false;                       // it did too little in the last steps
+    std::optional<WhatIf::Found> improvable = {};  // a first plan
+    std::optional<WhatIf::Found> fallback = {};    // the first plan, under one to be better
   };
   struct Done {};
   using State = std::variant<Idle, Recording, Resting, Searching, Following, Done>;
@@ -152,11 +152,11 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
   // As things are, and to record again once they cost more.
   State watch(double cost);
   Next search(const Recording& of, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  Following follow(Rehearsal::Found found);
-  void improve(const Rehearsal::Found& known);
+  Following follow(WhatIf::Found found);
+  void improve(const WhatIf::Found& known);
   void follow_usual();
   // What was searched for, if the thread has ended.
-  std::optional<Rehearsal::Found> take_found();
+  std::optional<WhatIf::Found> take_found();
   void end_search();
 
   Windows new_windows() const;
@@ -193,7 +193,7 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
     uint64_t in_step;  // since which
   };
 
-  const Coached parts_;
+  const TunerParts parts_;
   State state_;
   StepLog log_;
   uint64_t operators_ = 0;  // of the job
@@ -212,6 +212,6 @@ class StepTuner final : public Coach, public std::enable_shared_from_this<StepTu
   const Waiter* waiter_ = nullptr;  // on the stack of wait(), until this forgets
 };
 
-std::shared_ptr<Coach> make_learner(const Coached& coached);
+std::shared_ptr<Tuner> make_step_tuner(const TunerParts& parts);
 
 }  // namespace dtr
