@@ -16,6 +16,10 @@ namespace dtr {
 namespace {
 
 constexpr uint64_t kFirstLook = 512;  // operators
+// A loop within a step may pass for a step. So before what repeats is taken for one again, so many times
+// as much is recorded, up to kMostBefore.
+constexpr uint64_t kMoreBefore = 4;
+constexpr uint64_t kMostBefore = 1 << 14;
 constexpr uint64_t kMostOperators = 1 << 17;
 // Where nothing is repeated in so many, the steps are taken to differ, at first; and so many stand for
 // a step.
@@ -150,9 +154,12 @@ StepTuner::Next StepTuner::next(Idle&, Deferred& deferred, std::unique_lock<Engi
   log_.clear();
   step_ = {};
   step_ns_ = 0;
+  uint64_t least = kFirstLook;
+  for (uint32_t before = 0; before < times_; ++before)
+    least = std::min(kMoreBefore * least, kMostBefore);
   ++times_;
   parts_.op_log.set_mode(OpLogRecorder::Mode::writing, deferred, true);
-  return Recording{evictions(), {now_with_room()}, 0, kFirstLook};
+  return Recording{evictions(), {now_with_room()}, 0, kFirstLook, least};
 }
 
 void StepTuner::take_records() {
@@ -178,10 +185,11 @@ StepTuner::Next StepTuner::next(Recording& now, Deferred& deferred,
   const bool is_long = log_.operators() >= (is_first_stretch ? kStretch : kMostOperators) ||
                        log_.numbers() >= kMostNumbers;
   // A first step fills memory, and is what the others are foreseen by.
-  const bool is_known = step_.steps >= kRecorded;
+  const bool is_known = step_.steps >= kRecorded && now.operators >= now.least;
   if (step_.period > 0) {
     step_ns_ = log_.cost_of_last(step_.period);
-    now.next_look = std::min(now.next_look, now.operators + step_.period / kLooksOfStep + 1);
+    const uint64_t soon = now.operators + step_.period / kLooksOfStep + 1;
+    now.next_look = std::min(now.next_look, std::max(soon, now.least));
   }
   if (!is_known && !is_long) return std::nullopt;
   pace_ns_ = log_.cost_of_last(pace());

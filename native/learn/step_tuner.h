@@ -118,6 +118,7 @@ class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTu
     uint64_t evictions;  // when it began
     std::vector<Mark> marks;
     uint64_t operators = 0, next_look = 0;
+    uint64_t least = 0;  // operators, before a step is known
   };
   struct Resting {
     Windows windows;

@@ -118,6 +118,22 @@ def odd(held: list[torch.Tensor], others: int = 0) -> Step:
     return step
 
 
+def looping(held: list[torch.Tensor]) -> Step:
+    """Most operators of a step are those of a loop, which leaves nothing behind."""
+    model = net(8, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    x = torch.rand(256, 64)
+
+    def step(i: int) -> None:
+        with torch.no_grad():
+            y = x
+            for _ in range(120):
+                y = (y * 0.5).tanh() + x
+        trained(model, optimizer, x)
+
+    return step
+
+
 def swapping(held: list[torch.Tensor]) -> Step:
     """A model that takes 6 MiB with gradients and Adam's states."""
     model = net(6, 256)
@@ -234,6 +250,23 @@ def learned(lstm: tuple[Profile, Path]) -> dict[str, Any]:
     """What the job decides that learns its step."""
     shape, costs = lstm
     return in_a_child("lstm", shape.budget(TIGHT), costs)
+
+
+def test_a_loop_within_a_step_is_not_taken_for_the_step_again_and_again(tmp_path: Path) -> None:
+    costs = tmp_path / "costs.json"
+
+    def run(budget: int, steps: int) -> dtr_alloc.Stats:
+        with dtr_alloc.session(budget=budget, device="cpu", costs=costs):
+            step = looping([])
+            for i in range(steps):
+                step(i)
+            return dtr_alloc.stats()
+
+    free = run(1 << 30, 3)
+    fix_costs(costs)
+    stats = run(int(0.65 * free.peak_allocated_bytes), 24)
+    assert stats.evictions > 0
+    assert stats.learning.startswith("following")
 
 
 class TestPolicy:
