@@ -83,8 +83,10 @@ class Job(ABC):
         for name, optimizer in self.optimizers.items():
             for index, slots in enumerate(optimizer.state.values()):
                 for key, value in slots.items():
-                    if value is not None:
-                        found[f"optim/{name}.{index}.{key}"] = torch.as_tensor(value)
+                    parts = value if isinstance(value, list) else [value]  # L-BFGS has lists
+                    for number, part in enumerate(parts):
+                        if part is not None:
+                            found[f"optim/{name}.{index}.{key}.{number}"] = torch.as_tensor(part)
         copies = {key: value.detach().clone() for key, value in found.items()}
         copies["rng/default"] = torch.get_rng_state()
         copies["rng/data"] = self.generator.get_state()
