@@ -171,10 +171,7 @@ uint64_t AnyPool::copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t
   require_inside("copy", to, size_bytes);
   require_inside("copy", from, size_bytes);
   if (size_bytes == 0 || !driver_->has_contents()) return 0;
-  if (!follow_uses(from, stream)) {
-    throw StateError("copy: stream " + std::to_string(stream) +
-                     ", or another that uses the block, is being captured into a graph");
-  }
+  follow_uses("copy", from, stream);
   Timers& timers = work_.timers();
   const uint64_t timer = timed ? timers.begin(stream) : 0;
   try {

@@ -137,9 +137,9 @@ class AnyPool {
   // Throws StateError while there are any, on closing.
   void require_no_blocks() const;
 
-  // Makes work on the stream from now on wait for what was recorded to use the block; false if a
-  // capture forbids it. Under the lock.
-  virtual bool follow_uses(uint64_t, uint64_t) { return true; }
+  // (call, address, stream): makes work on the stream from now on wait for what was recorded to use
+  // the block. Throws StateError if a capture forbids it. Under the lock.
+  virtual void follow_uses(const char*, uint64_t, uint64_t) {}
 
   void require_inside(const char* call, uint64_t address, uint64_t size_bytes) const;
 

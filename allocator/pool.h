@@ -110,7 +110,7 @@ class Pool final : public AnyPool {
                        bool packed) override;
   uint64_t try_at(uint64_t size_bytes, uint64_t stream, uint64_t address,
                   std::vector<uint64_t>* in_the_way) override;
-  bool follow_uses(uint64_t address, uint64_t stream) override;
+  void follow_uses(const char* call, uint64_t address, uint64_t stream) override;
   uint64_t first_address() const { return reservation_.base(); }
   const PoolStats& counts() const { return counts_; }  // what is not filled on demand
 
@@ -144,6 +144,7 @@ class Pool final : public AnyPool {
 
   Place place_at(uint64_t offset) const;
   Place in_use_at(uint64_t address, const char* call) const;
+  void follow_uses(const char* call, const Place& place, uint64_t stream);
 
   // pool_place.cpp: steps 1 to 3 and 5. Each returns nullptr (kNone) if the request does not fit.
   uint64_t try_allocate(uint64_t size, uint64_t stream, uint64_t arena, bool last);

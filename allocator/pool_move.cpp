@@ -2,6 +2,7 @@
 // asked for, nothing is remapped, nobody waits. So a move never costs more than its copy.
 #include <algorithm>
 #include <mutex>
+#include <string>
 
 #include "errors.h"
 #include "pool.h"
@@ -108,18 +109,21 @@ uint64_t Pool::try_at(uint64_t size_bytes, uint64_t stream, uint64_t address,
 
 void Pool::order_uses(uint64_t address, uint64_t stream) {
   Lock lock(mutex_);
-  const Owner home = in_use_at(address, "order_uses").owner;
-  if (!follow_uses(address, stream)) {
-    throw StateError("order_uses: stream " + std::to_string(stream) +
-                     ", or another that uses the block, is being captured into a graph");
-  }
-  if (home != kIdle) work_.order(stream, streams_.stream_of(home));
+  const Place place = in_use_at(address, "order_uses");
+  follow_uses("order_uses", place, stream);
+  if (place.owner != kIdle) work_.order(stream, streams_.stream_of(place.owner));
 }
 
-bool Pool::follow_uses(uint64_t address, uint64_t stream) {
-  const Place place = in_use_at(address, "copy");
+void Pool::follow_uses(const char* call, uint64_t address, uint64_t stream) {
+  follow_uses(call, in_use_at(address, call), stream);
+}
+
+void Pool::follow_uses(const char* call, const Place& place, uint64_t stream) {
   const Owner owner = streams_.owner_of(stream);
-  return owner == kIdle || (streams_.may_wait(owner) && streams_.follow_uses(place.start, owner));
+  if (owner == kIdle || (streams_.may_wait(owner) && streams_.follow_uses(place.start, owner)))
+    return;
+  throw StateError(std::string(call) + ": stream " + std::to_string(stream) +
+                   ", or another that uses the block, is being captured into a graph");
 }
 
 }  // namespace dtr

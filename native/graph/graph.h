@@ -113,7 +113,6 @@ constexpr int64_t kReplayHostNs = 100'000;
 
 // Nanoseconds of the storage's own op, as scores count them.
 inline int64_t cost_of(const Storage* storage) {
-  constexpr uint8_t kCpu = 0;  // c10::DeviceType::CPU
   if (!storage->parent) return 0;
   return storage->parent->cost_ns + (storage->device_type == kCpu ? 0 : kReplayHostNs);
 }

@@ -58,6 +58,8 @@ constexpr int64_t kNoCandidate = -1;
 // No stream: on the CPU, or not known.
 constexpr uint64_t kNoStream = UINT64_MAX;
 
+constexpr uint8_t kCpu = 0;  // c10::DeviceType::CPU
+
 // Of Storage::due_ns: it is not known when the storage is used again; or not before long.
 constexpr int64_t kNoForesight = INT64_MIN;
 constexpr int64_t kNeverDue = INT64_MAX;

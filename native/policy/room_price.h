@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "graph/records.h"
+
 namespace dtr {
 
 struct RoomPrice {
@@ -22,7 +24,6 @@ struct RoomPrice {
     constexpr double kRemapNs = 50e3;
     // Searches of jobs of bench.models took 4 to 15 us each, at 0.5 to 0.2 of their activation memory.
     constexpr double kSearchNs = 5000;
-    constexpr uint8_t kCpu = 0;  // c10::DeviceType::CPU
     // A simulated pool is the host's, whatever the log comes from. Its chunks tell.
     constexpr uint64_t kMostPage = 1 << 16;
     const bool is_page = device_type == kCpu && chunk_bytes <= kMostPage;
