@@ -2,9 +2,9 @@
 
 import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from cffi import FFI
@@ -30,9 +30,21 @@ def compile_cpp(sources, output: Path, *flags: str) -> Path:
 
 def on_threads(*works: Callable[[], object]) -> None:
     """Each on a thread of its own, at once; none may raise."""
-    with ThreadPoolExecutor(len(works)) as threads:
-        for done in [threads.submit(work) for work in works]:
-            done.result()
+    errors = []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [Thread(target=run, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")

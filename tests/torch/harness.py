@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,15 +58,6 @@ def fix_costs(path: Path) -> None:
     for entry in costs["entries"]:
         entry["cost_ns"] = 10_000 + int(entry["signature"], 16) % 90_000
     path.write_text(json.dumps(costs))
-
-
-def run_in_threads(*bodies: Callable[[], object]) -> None:
-    """Runs the functions at the same time, each on a thread, to their ends."""
-    threads = [threading.Thread(target=body) for body in bodies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def environment(**settings: str) -> dict[str, str]:

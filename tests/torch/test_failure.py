@@ -10,7 +10,8 @@ from functools import partial
 
 import pytest
 import torch
-from harness import MIB, assert_equal, checked_session, evicted, run_in_threads
+from harness import MIB, assert_equal, checked_session, evicted
+from native_fixtures import on_threads
 from torch import Tensor, nn
 
 import dtr_alloc
@@ -266,7 +267,7 @@ def test_threads_train_at_the_same_time_with_the_same_bits() -> None:
         jobs = {name: JOBS[name]() for name in names}
         bodies = [partial(train, job) for job in jobs.values()]
         if in_threads:
-            run_in_threads(*bodies)
+            on_threads(*bodies)
         for body in () if in_threads else bodies:
             body()
         return {name: job.state() for name, job in jobs.items()}

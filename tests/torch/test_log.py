@@ -14,8 +14,9 @@ from functools import partial
 
 import pytest
 import torch
-from harness import command, python, run_in_threads
+from harness import command, python
 from msgspec import structs
+from native_fixtures import on_threads
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtr_alloc
@@ -517,7 +518,7 @@ class TestASession:
                 x = (x.t() * 1.01).clone()
 
         with dtr_alloc.session(budget="400KiB", log=tmp_path / "job.log", device="cpu"):
-            run_in_threads(*(partial(work, seed) for seed in range(4)))
+            on_threads(*(partial(work, seed) for seed in range(4)))
             dtr_alloc.check_invariants()
         program = oplog.compile_log(tmp_path / "job.log")
         names = Counter(program.operator_names[i] for i in program.operators)

@@ -8,7 +8,8 @@ from functools import partial
 
 import pytest
 import torch
-from harness import assert_equal, checked_session, evicted, run_in_threads
+from harness import assert_equal, checked_session, evicted
+from native_fixtures import on_threads
 from torch import Tensor, nn
 
 import dtr_alloc
@@ -120,7 +121,7 @@ def test_a_thread_with_its_own_generator_has_its_numbers_beside_training_threads
         prepared: list[float] = []
         trained: dict[int, list[float]] = {}
         trainers = [partial(train, i, trained) for i in range(3)]
-        run_in_threads(partial(prepare, prepared), *trainers)
+        on_threads(partial(prepare, prepared), *trainers)
         return prepared, trained
 
     expected = all_of_it()
@@ -139,7 +140,7 @@ def test_two_threads_that_draw_from_one_generator_share_out_its_numbers() -> Non
     def run() -> set[float]:
         torch.manual_seed(11)
         got: list[float] = []
-        run_in_threads(*[lambda: got.extend(draw(each))] * 2)
+        on_threads(*[lambda: got.extend(draw(each))] * 2)
         return set(got)
 
     torch.manual_seed(11)

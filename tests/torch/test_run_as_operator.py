@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import assert_equal, assert_trains_in, checked_session, evicted, run_in_threads
+from harness import assert_equal, assert_trains_in, checked_session, evicted
+from native_fixtures import on_threads
 from torch import Tensor, nn
 
 import dtr_alloc
@@ -305,7 +306,7 @@ def test_a_net_that_reads_tables_trains_to_the_same_bits(share: float) -> None:
 
     def both() -> dict[int, list[Tensor]]:
         out: dict[int, list[Tensor]] = {}
-        run_in_threads(partial(train, 1, out), partial(train, 2, out))
+        on_threads(partial(train, 1, out), partial(train, 2, out))
         return out
 
     expected = both()
