@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PY := $(BIN)/python
 CXX ?= g++
 CORE := $(shell find allocator native -path native/bridge -prune -o \( -name '*.cpp' -o -name '*.h' \) -print) native/build_core.py
-PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.%,$(wildcard dtr_alloc/*))
+PACKAGE := $(filter-out dtr_alloc/native dtr_alloc/__pycache__ dtr_alloc/_core.% dtr_alloc/_lab.%,$(wildcard dtr_alloc/*))
 DEV := $(VENV)/core $(VENV)/dev-packages
 CXX_FILES = $(shell find allocator native tests -name '*.cpp' -o -name '*.h')
 
@@ -98,7 +98,7 @@ $(SANITIZED)/core: $(CORE) setup.py $(VENV)/dev-packages
 # ThreadSanitizer needs some for itself.
 TSAN := build/tsan
 TSAN_OBJECTS := $(patsubst %.cpp,$(TSAN)/%.o,$(filter %.cpp,$(filter-out \
-  native/schedule/% native/fragment/%,$(CORE))) tests/native/threads.cpp)
+  native/lab/% native/fragment/%,$(CORE))) tests/native/threads.cpp)
 EVICTIONS ?= 100000
 tsan: $(TSAN)/threads
 	TSAN_OPTIONS=halt_on_error=1 setarch -R $< $(EVICTIONS)
@@ -130,7 +130,7 @@ VERSIONS_TESTS ?= $(patsubst %,tests/torch/test_%.py,versions doors same_bits es
 versions: $(VENV)/core
 	@test -n "$(TORCH_PYTHONS)" || { echo "set TORCH_PYTHONS to pythons that have torch"; exit 2; }
 	$(call package_in,$(VERSIONS)/tree)
-	@ln -s "$(CURDIR)"/dtr_alloc/_core.*.so $(VERSIONS)/tree/dtr_alloc/
+	@ln -s "$(CURDIR)"/dtr_alloc/_core.*.so "$(CURDIR)"/dtr_alloc/_lab.*.so $(VERSIONS)/tree/dtr_alloc/
 	@ln -s $(addprefix "$(CURDIR)"/,tests bench pyproject.toml) $(VERSIONS)/tree/
 	@$(PY) setup.py -q egg_info --egg-base $(VERSIONS)/tree  # the entry point
 	@cd $(VERSIONS)/tree; status=0; for python in $(TORCH_PYTHONS); do \
@@ -209,7 +209,7 @@ endef
 
 $(CUDA_CHECK)/core.so: $(CORE)
 	mkdir -p $(@D)
-	$(CXX) -std=c++17 -O1 -fPIC -shared -Iallocator -Inative -Inative/include $(filter %.cpp,$^) -o $@ -ldl -lpthread
+	$(CXX) -std=c++17 -O1 -fPIC -shared -Iallocator -Inative -Inative/include $(filter-out native/lab/%,$(filter %.cpp,$^)) -o $@ -ldl -lpthread
 
 $(CUDA_CHECK)/fake_cuda.so: tests/fake_cuda/fake_cuda.cpp
 	mkdir -p $(@D)
@@ -274,7 +274,7 @@ $(FRAMEWORKS)/packages: bench/frameworks/requirements.txt pyproject.toml
 
 clean:
 	rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	rm -f dtr_alloc/_core.*.so dtr_alloc/_core.cpp $(VENV)/core
+	rm -f dtr_alloc/_core.*.so dtr_alloc/_lab.*.so dtr_alloc/_*.cpp $(VENV)/core
 
 # What pyproject.toml asks for with an extra, and torch; dtr_alloc itself is the next rule.
 $(VENV)/%-packages: pyproject.toml

@@ -1,4 +1,5 @@
-"""Builds the compiled core; everything else about the package is in pyproject.toml."""
+"""Builds the compiled core, and in a checkout the laboratory; everything else about the package is
+in pyproject.toml."""
 
 import os
 import sys
@@ -14,6 +15,11 @@ MOST_COMPILERS = 8
 class BuildInParallel(build_ext):
     """Compiles several files at once, and says how far it is: setuptools compiles one after the
     other."""
+
+    def run(self) -> None:
+        if not (self.inplace or self.editable_mode):
+            self.extensions = [each for each in self.extensions if each.name != "dtr_alloc._lab"]
+        super().run()
 
     def build_extensions(self) -> None:
         compile_all, compile_one = self.compiler.compile, self.compiler._compile
@@ -46,6 +52,6 @@ setup(
         "dtr_alloc.native": ["include/**/*.h", "bridge/*.h", "bridge/*.cpp"],
     },
     cmdclass={"build_ext": BuildInParallel},
-    cffi_modules=["native/build_core.py:ffibuilder"],
+    cffi_modules=["native/build_core.py:ffibuilder", "native/build_core.py:lab"],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

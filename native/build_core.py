@@ -1,6 +1,7 @@
-"""The cffi build of the compiled core, ``dtr_alloc._core`` (API mode).
+"""The cffi builds (API mode) of the compiled core, ``dtr_alloc._core``, and of ``dtr_alloc._lab``.
 
-One extension holds ``allocator/`` and ``native/``. It links neither CUDA nor PyTorch.
+The core holds ``allocator/`` and ``native/``, but for ``native/lab/``. It links neither CUDA nor
+PyTorch. The second has ``native/lab/``, for tests and studies: setup.py leaves it out of wheels.
 
 Environment:
     DTR_ALLOC_BUILD: ``release`` (default), ``debug`` (assertions on, little optimization) or
@@ -22,6 +23,7 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent.parent
 HEADERS = ROOT / "native" / "include"
 BRIDGE = ROOT / "native" / "bridge"  # compiled on the user's machine (dtr_alloc/torch/bridge.py)
+LAB = ROOT / "native" / "lab"
 INCLUDE = [str(ROOT / folder) for folder in ("native", "native/include", "allocator")]
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
 
@@ -34,16 +36,26 @@ def headers(name: str = "dtr_alloc.h") -> list[Path]:
     return [*found, HEADERS / name]
 
 
+def declared(path: Path) -> str:
+    """The part of a C header that cffi reads: what stands between the two CFFI marks."""
+    return path.read_text().split("/* CFFI BEGIN */")[1].split("/* CFFI END */")[0]
+
+
 def declarations() -> str:
-    """The part of the C headers that cffi reads: what stands between the two CFFI marks."""
-    texts = [path.read_text() for path in headers()[:-1]]
-    return "".join(text.split("/* CFFI BEGIN */")[1].split("/* CFFI END */")[0] for text in texts)
+    return "".join(map(declared, headers()[:-1]))
 
 
 def sources() -> list[str]:
     """Paths of the core's C++ files, relative to the root as setuptools wants them."""
     files = [path for folder in ("allocator", "native") for path in (ROOT / folder).rglob("*.cpp")]
-    return sorted(str(path.relative_to(ROOT)) for path in files if BRIDGE not in path.parents)
+    others = {BRIDGE, LAB}
+    return sorted(str(path.relative_to(ROOT)) for path in files if others.isdisjoint(path.parents))
+
+
+def lab_sources() -> list[str]:
+    """Those of the laboratory, with the few of the core that it needs: it shares no state."""
+    shared = ("allocator/errors.cpp", "native/base/error.cpp", "native/simulate/program.cpp")
+    return [*shared, *sorted(str(path.relative_to(ROOT)) for path in LAB.glob("*.cpp"))]
 
 
 @functools.cache
@@ -91,14 +103,25 @@ def link_args() -> list[str]:
     return ["-ldl", "-lpthread", *kind_args()]
 
 
-ffibuilder = FFI()
-ffibuilder.cdef(declarations())
-ffibuilder.set_source(
-    "dtr_alloc._core",
-    '#include "dtr_alloc.h"\n',
-    sources=sources(),
-    include_dirs=INCLUDE,
-    source_extension=".cpp",
-    extra_compile_args=compile_args(),
-    extra_link_args=link_args(),
+def extension(name: str, header: str, declared: str, sources: list[str], *shared: FFI) -> FFI:
+    """What cffi compiles. shared: whose types it knows."""
+    ffi = FFI()
+    for each in shared:
+        ffi.include(each)
+    ffi.cdef(declared)
+    ffi.set_source(
+        name,
+        f'#include "{header}"\n',
+        sources=sources,
+        include_dirs=INCLUDE,
+        source_extension=".cpp",
+        extra_compile_args=compile_args(),
+        extra_link_args=link_args(),
+    )
+    return ffi
+
+
+ffibuilder = extension("dtr_alloc._core", "dtr_alloc.h", declarations(), sources())
+lab = extension(
+    "dtr_alloc._lab", "lab/dtr_lab.h", declared(LAB / "dtr_lab.h"), lab_sources(), ffibuilder
 )

@@ -31,7 +31,7 @@ def link(tree: Path) -> None:
     links |= {
         package / path.name: path
         for path in (ROOT / "dtr_alloc").iterdir()
-        if not path.name.startswith("_core.") and path.name != "__pycache__"
+        if not path.name.startswith(("_core.", "_lab.")) and path.name != "__pycache__"
     }
     links |= {package / "native": ROOT / "native"}
     for place, target in links.items():

@@ -2,7 +2,7 @@
 
 A schedule says for one log and budget which storages are evicted for room, and when. All else of
 a run follows from the log, so that a schedule determines it: simrd's semantics
-(native/simulate/simrd.h), where what is needed again is computed when it is needed.
+(native/lab/simrd.h), where what is needed again is computed when it is needed.
 
 ``search`` looks for a schedule that costs little. It is never worse than a preset: their runs are
 schedules too. What it finds has no bound, but no online policy knows as much.
@@ -39,12 +39,12 @@ from typing import Any
 
 from dtr_alloc import bounded
 from dtr_alloc.bounded import shown
-from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.heuristics import DEALLOCS
 from dtr_alloc.oplog import Program, open_file, packer
 from dtr_alloc.output_file import OutputFile
+from dtr_alloc.simulation import lab
 from dtr_alloc.simulation.presets import PRESETS
-from dtr_alloc.simulation.simulate import Rule, Run, run_log, run_of
+from dtr_alloc.simulation.simulate import Rule, Run, run_in_lab, run_log
 
 VERSION = 1
 MOST_BYTES = 1 << 30
@@ -109,19 +109,17 @@ def run(program: Program, schedule: Schedule, *, decisions: bool = False) -> Run
 def _run(
     program: Program, dealloc: str, budget_bytes: int, evictions: array[int], decisions: bool
 ) -> Run:
-    out = ffi.new("dtr_simulation **")
-    check(
-        lib.dtr_simulate_given(
-            DEALLOCS.index(dealloc),
-            budget_bytes,
-            ffi.from_buffer("int64_t[]", program.code),
-            len(program.code),
-            ffi.from_buffer("int64_t[]", evictions),
-            len(evictions) // 2,
-            out,
-        )
+    ffi, lib = lab.library()
+    return run_in_lab(
+        lib.dtr_lab_given,
+        DEALLOCS.index(dealloc),
+        budget_bytes,
+        ffi.from_buffer("int64_t[]", program.code),
+        len(program.code),
+        ffi.from_buffer("int64_t[]", evictions),
+        len(evictions) // 2,
+        decisions=decisions,
     )
-    return run_of(out[0], decisions)
 
 
 # ---- finding one ----
@@ -186,29 +184,28 @@ def search(
     seconds: float = 0,
     among: Iterable[Schedule | None] = (),
 ) -> Schedule | None:
-    """The cheapest schedule found: by the search in the core (native/schedule/search.h), or among
+    """The cheapest schedule found: by the search in the laboratory (native/lab/search.h), or among
     those given, so that the result is never worse than these. None if there is none.
 
     Args:
         steps: of local search. The same steps and seed give the same schedule,
         seconds: unless local search is ended after these (0: it is not).
     """
+    ffi, lib = lab.library()
     options = ffi.new(
-        "dtr_search_options *",
+        "dtr_lab_search_options *",
         {"budget_bytes": budget_bytes, "seed": seed, "steps": steps, "seconds": seconds},
     )
-    out = ffi.new("dtr_schedule **")
     code = ffi.from_buffer("int64_t[]", program.code)
-    check(lib.dtr_schedule_search(options, code, len(program.code), out))
-    try:
-        result = ffi.new("dtr_schedule_result *")
-        lib.dtr_schedule_get_result(out[0], result)
-        evictions = array("q")
-        size = 2 * result.evictions * evictions.itemsize
-        if size:
-            evictions.frombytes(ffi.buffer(lib.dtr_schedule_evictions(out[0]), size)[:])
-    finally:
-        lib.dtr_schedule_destroy(out[0])
+    result = ffi.new("dtr_lab_search_result *")
+    evictions = array("q")
+
+    def searched(out: Any) -> int:
+        return int(lib.dtr_lab_search(options, code, len(program.code), result, out))
+
+    with lab.given("int64_t", searched) as pairs:
+        if result.evictions:
+            evictions.frombytes(ffi.buffer(pairs, 2 * result.evictions * evictions.itemsize)[:])
     best = min((given for given in among if given), key=lambda given: given.cost, default=None)
     if not result.found:
         return best

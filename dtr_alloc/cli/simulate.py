@@ -44,9 +44,9 @@ from dtr_alloc.simulation.executors import RunsFailed, cores
 @click.option(
     "--semantics",
     type=click.Choice(["simrd", "runtime"]),
-    help="simrd: as the published simulator, decision for decision. runtime: the engine that "
-    "trains; views are free, a mutation makes no copy (default: runtime for logs of DTR_ALLOC_LOG, "
-    "simrd for others).",
+    help="simrd: as the published simulator, decision for decision; wheels lack it. runtime: the "
+    "engine that trains; views are free, a mutation makes no copy (default: runtime for logs of "
+    "DTR_ALLOC_LOG, simrd for others).",
 )
 @click.option(
     "--space",

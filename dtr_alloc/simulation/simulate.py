@@ -4,7 +4,7 @@
 semantics:
 
 * ``simrd``: the published simulator of the DTR paper, decision for decision
-  (native/simulate/simrd.h);
+  (native/lab/simrd.h). A checkout has it, a wheel does not (lab.py);
 * ``runtime``: the engine that trains, on tensors without contents (native/simulate/runtime.h).
   Views cost nothing, a mutation needs no copy, constants die. Memory is either counted
   (``bytes``), or the real heap on simulated addresses, where fragmentation counts: mapped by
@@ -35,7 +35,7 @@ from dtr_alloc.core import check, ffi, field_names, lib, record
 from dtr_alloc.heuristics import DEALLOCS, Heuristic
 from dtr_alloc.oplog import MOST_SUM, Program
 from dtr_alloc.scorer import Scorer
-from dtr_alloc.simulation import presets
+from dtr_alloc.simulation import lab, presets
 from dtr_alloc.simulation.executors import HERE, Failure, RunsFailed, Workers
 from dtr_alloc.simulation.presets import PRESETS
 
@@ -228,6 +228,10 @@ def run_log(
     _choice("space", space, SPACES)
     _choice("placement", placement, PLACEMENTS)
     _choice("sampling", sampling, SAMPLINGS)
+    if semantics == "runtime" and sampling != SAMPLINGS[0]:
+        raise ValueError(f"sampling is {sampling}; allowed with runtime semantics: none")
+    if semantics == "runtime" and least_size_share != 0:
+        raise ValueError(f"least_size_share is {least_size_share}; allowed with 'runtime': 0")
     if semantics == "simrd" and (space != "bytes" or not outputs):
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
     if semantics == "simrd" and swap_bytes > 0:
@@ -237,64 +241,68 @@ def run_log(
     if space == "bytes" and placement != PLACEMENTS[0]:
         raise ValueError(f"placement is {placement!r}; allowed with space 'bytes': best-fit")
     rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
-    options = ffi.new("dtr_simulation_options *")
     parts = rule.heuristic
-    options.heuristic = ffi.new("dtr_heuristic *", replace(parts, seed=seed).numbers())[0]
-    options.dealloc = DEALLOCS.index(dealloc)
-    options.newest_staleness = rule.newest(semantics, dealloc)
-    options.budget_bytes = config.UNLIMITED_BYTES if budget_bytes is None else budget_bytes
-    # A sum of times stays within 64 bits, whatever is asked for.
-    options.max_recompute = min(MOST_SUM if max_recompute is None else max_recompute, MOST_SUM)
-    options.sampling = SAMPLINGS.index(sampling)
-    options.least_size_share = least_size_share
+    common = {
+        "heuristic": ffi.new("dtr_heuristic *", replace(parts, seed=seed).numbers())[0],
+        "dealloc": DEALLOCS.index(dealloc),
+        "budget_bytes": config.UNLIMITED_BYTES if budget_bytes is None else budget_bytes,
+        # A sum of times stays within 64 bits, whatever is asked for.
+        "max_recompute": min(MOST_SUM if max_recompute is None else max_recompute, MOST_SUM),
+    }
     arguments = _in_c(program)
+    if semantics == "simrd":
+        of_lab, functions = lab.library()
+        options = of_lab.new("dtr_lab_options *", common)
+        options.newest_staleness = rule.newest(semantics, dealloc)
+        options.sampling = SAMPLINGS.index(sampling)
+        options.least_size_share = least_size_share
+        return run_in_lab(functions.dtr_lab_simrd, options, *arguments[:2], decisions=decisions)
+    runtime = ffi.new("dtr_runtime_options *", {"common": common})
+    runtime.space = SPACES.index(space)
+    runtime.chunk_bytes = chunk_bytes
+    runtime.measure = measure
+    runtime.move_bytes_per_s = move_bytes_per_s
+    runtime.swap_bytes = swap_bytes
+    runtime.swap_out_bytes_per_s = runtime.swap_in_bytes_per_s = swap_bytes_per_s
+    runtime.outputs = outputs
+    runtime.history_ops = history_ops
+    runtime.room = parts.room_number(room)
+    runtime.placement = PLACEMENTS.index(placement)
+    scorer = None if parts.score is None else Scorer(parts)
+    if scorer is not None:
+        runtime.score = scorer.pointer
     out = ffi.new("dtr_simulation **")
     begin = time.perf_counter()
-    if semantics == "simrd":
-        status = lib.dtr_simulate_simrd(options, *arguments[:2], out)
-    else:
-        runtime = ffi.new("dtr_runtime_options *")
-        runtime.common = options[0]
-        runtime.space = SPACES.index(space)
-        runtime.chunk_bytes = chunk_bytes
-        runtime.measure = measure
-        runtime.move_bytes_per_s = move_bytes_per_s
-        runtime.swap_bytes = swap_bytes
-        runtime.swap_out_bytes_per_s = runtime.swap_in_bytes_per_s = swap_bytes_per_s
-        runtime.outputs = outputs
-        runtime.history_ops = history_ops
-        runtime.room = parts.room_number(room)
-        runtime.placement = PLACEMENTS.index(placement)
-        scorer = None if parts.score is None else Scorer(parts)
-        if scorer is not None:
-            runtime.score = scorer.pointer
-        status = lib.dtr_simulate_runtime(runtime, *arguments, out)
+    status = lib.dtr_simulate_runtime(runtime, *arguments, out)
     seconds = time.perf_counter() - begin
     check(status)
-    return run_of(out[0], decisions, seconds)
-
-
-def run_of(handle: Any, with_decisions: bool, seconds: float = 0.0) -> Run:
-    """The outcome behind a dtr_simulation of the core, which is destroyed."""
     try:
-        return _outcome(handle, seconds, with_decisions)
+        result = ffi.new("dtr_simulation_result *")
+        lib.dtr_simulation_get_result(out[0], result)
+        length = ffi.new("uint64_t *")
+        start = lib.dtr_simulation_decisions(out[0], length)
+        return _outcome(result, ffi.buffer(start, length[0])[:], seconds, decisions)
     finally:
-        lib.dtr_simulation_destroy(handle)
+        lib.dtr_simulation_destroy(out[0])
 
 
-def _outcome(handle: Any, seconds: float, with_decisions: bool) -> Run:
+def run_in_lab(function: Any, *arguments: Any, decisions: bool) -> Run:
+    """The run that a function of the laboratory makes."""
     result = ffi.new("dtr_simulation_result *")
-    lib.dtr_simulation_get_result(handle, result)
+    begin = time.perf_counter()
+    with lab.given("char", lambda out: function(*arguments, result, out)) as text:
+        seconds = time.perf_counter() - begin
+        return _outcome(result, ffi.string(text), seconds, decisions)
+
+
+def _outcome(result: Any, decisions: bytes, seconds: float, with_decisions: bool) -> Run:
     counters: dict[str, Any] = record(result, _COUNTERS)
     counters["status"] = STATUSES[counters["status"]]
-    length = ffi.new("uint64_t *")
-    start = lib.dtr_simulation_decisions(handle, length)
-    text = ffi.buffer(start, length[0])
     return Run(
         **counters,
         seconds=seconds,
-        decisions_sha256=hashlib.sha256(text).hexdigest()[:16],
-        decisions=text[:].decode() if with_decisions else None,
+        decisions_sha256=hashlib.sha256(decisions).hexdigest()[:16],
+        decisions=decisions.decode() if with_decisions else None,
     )
 
 

@@ -30,7 +30,6 @@ class SimulatedFramework;
 struct DrainedLog;
 struct OwnedFrame;
 struct Simulation;
-struct Schedule;
 namespace fragment {
 class Events;
 class Walk;
@@ -45,7 +44,6 @@ enum class Kind : uint8_t {
   frame,
   sim,
   simulation,
-  schedule,
   fragment_events,
   fragment_run,
   fragment_walk
@@ -72,8 +70,6 @@ template <>
 struct HandleOf<dtr_sim> : Handled<Kind::sim, SimulatedFramework> {};
 template <>
 struct HandleOf<dtr_simulation> : Handled<Kind::simulation, Simulation> {};
-template <>
-struct HandleOf<dtr_schedule> : Handled<Kind::schedule, Schedule> {};
 template <>
 struct HandleOf<dtr_fragment_events> : Handled<Kind::fragment_events, fragment::Events> {};
 template <>

@@ -48,7 +48,6 @@
 #include "dtr/op_log.h"
 #include "dtr/ops.h"
 #include "dtr/pool.h"
-#include "dtr/schedule.h"
 #include "dtr/simulate.h"
 #include "dtr/status.h"
 #include "dtr/storage.h"

@@ -674,13 +674,6 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
     throw InvalidArgument("chunk_bytes is " + std::to_string(options.chunk_bytes) +
                           "; allowed: 0 (a page), or a multiple of " +
                           std::to_string(kSimulatedUnit));
-  if (options.common.newest_staleness)
-    throw InvalidArgument("newest_staleness is 1; allowed with runtime semantics: 0");
-  if (options.common.sampling != DTR_SAMPLING_NONE)
-    throw InvalidArgument("sampling is sqrt; allowed with runtime semantics: none");
-  if (options.common.least_size_share != 0)
-    throw InvalidArgument("least_size_share is " + std::to_string(options.common.least_size_share) +
-                          "; allowed with runtime semantics: 0");
   if (options.space != DTR_SPACE_BYTES &&
       options.common.budget_bytes < SimulationSetup::chunk_bytes(options)) {
     // No chunk fits, so no block does.

@@ -2,7 +2,7 @@
 //
 // The engine, its pool and the simulated framework are those of any other process; only time and
 // memory are not real: each op costs what the log says, and the pool hands out addresses with
-// nothing behind them. What differs from simrd (simrd.h), because the runtime differs:
+// nothing behind them. What differs from simrd (lab/simrd.h), because the runtime differs:
 //
 //   - A result that looks at an argument is a view: a further name for its storage. A CALL of
 //     nothing but views is no op and costs nothing.

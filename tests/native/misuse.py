@@ -463,7 +463,6 @@ RESULTS = {function.name: function.result for function in FUNCTIONS}
 VALUES = {"dtr_abi_version", "dtr_pool_uses_hints", "dtr_pool_contains"}
 DESTROYERS = {
     "dtr_simulation": "dtr_simulation_destroy",
-    "dtr_schedule": "dtr_schedule_destroy",
     "dtr_fragment_events": "dtr_fragment_unload",
     "dtr_fragment_run": "dtr_fragment_destroy",
     "dtr_fragment_walk": "dtr_fragment_walk_destroy",
@@ -481,7 +480,7 @@ ENDS = {
     "dtr_begin_capture": "dtr_end_capture",
 }
 MAKERS = {
-    *("dtr_event_log_create", "dtr_simulate_simrd", "dtr_schedule_search", "dtr_fragment_load"),
+    *("dtr_event_log_create", "dtr_simulate_runtime", "dtr_fragment_load"),
     *("dtr_fragment_run_model", "dtr_fragment_walk_run"),
 }
 CHECKS = {
@@ -578,9 +577,8 @@ def wrong_arguments(world: World, function: Function) -> Iterator[tuple[str, lis
 
 def leave_mark() -> str:
     """A message that no other call leaves."""
-    lib.dtr_simulate_simrd(
-        ffi.new("dtr_simulation_options *"), [99], 1, ffi.new("dtr_simulation **")
-    )
+    out = ffi.new("dtr_simulation **")
+    lib.dtr_simulate_runtime(ffi.new("dtr_runtime_options *"), [99], 1, ffi.NULL, ffi.NULL, 0, out)
     return message()
 
 
@@ -808,10 +806,7 @@ class Sequence:
 BY_NAME = {function.name: function for function in FUNCTIONS}
 # How long arrays are: what is above cannot be told apart.
 LENGTHS = {"capacity", "count", "numbers", "operators", "ndim", "elements", "rounds"}
-FIXED = {
-    *("dtr_simulate_simrd", "dtr_simulate_given", "dtr_simulate_runtime", "dtr_schedule_search"),
-    *("dtr_fragment_load", "dtr_event_log_drain"),
-}
+FIXED = {"dtr_simulate_runtime", "dtr_fragment_load", "dtr_event_log_drain"}
 POOL_FIELDS = {
     "budget_bytes": (0, 1, 4096, 65536, 1 << 20, (1 << 63) - 1, (1 << 64) - 1),
     "reserve_bytes": (0, 1, 1 << 20, 1 << 62, (1 << 64) - 1),

@@ -1,9 +1,9 @@
-// Pairs a, b on stdin (b as its high and low 64 bits); their quotients (native/simulate/quotient.h)
+// Pairs a, b on stdin (b as its high and low 64 bits); their quotients (native/lab/quotient.h)
 // as hexadecimal floats, one a line.
 #include <cinttypes>
 #include <cstdio>
 
-#include "simulate/quotient.h"
+#include "lab/quotient.h"
 
 int main() {
   int64_t a;

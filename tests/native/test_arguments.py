@@ -6,6 +6,9 @@ import pytest
 from native_pool import Invalid, WrongState, check, ffi, lib
 from toy import INT64, WORDS, engine_options
 
+from dtr_alloc import _lab
+from dtr_alloc.simulation import lab
+
 HEURISTICS = [
     ("heuristic.select", 3, "heuristic.select is 3; allowed: 0 to 2"),
     ("heuristic.cost", 6, "heuristic.cost is 6; allowed: 0 to 5"),
@@ -89,6 +92,7 @@ class TestArguments:
         lib.dtr_sim_release_tensor(out[0])
 
 
+RESULT = ffi.new("dtr_simulation_result *")
 # 0, x = f(); 1, y = g(x); x and y are released.
 PROGRAM = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 1, 0, 1, 1, 4096, -1, 5, 0, 5, 1]
 
@@ -100,10 +104,15 @@ def simulation_options(options):
 
 
 def run_on_simrd(field, value):
-    options, out = ffi.new("dtr_simulation_options *"), ffi.new("dtr_simulation **")
+    options = _lab.ffi.new("dtr_lab_options *")
     simulation_options(options)
     set_field(options, field, value)
-    return lib.dtr_simulate_simrd(options, PROGRAM, len(PROGRAM), out)
+    in_lab("char", _lab.lib.dtr_lab_simrd, options, PROGRAM, len(PROGRAM), RESULT)
+
+
+def in_lab(kind, function, *arguments):
+    with lab.given(kind, lambda out: function(*arguments, out)):
+        pass
 
 
 def run_on_engine(field=None, value=None, workspace=ffi.NULL, at=ffi.NULL):
@@ -125,17 +134,23 @@ class TestSimulations:
         ("field", "value", "message"),
         [
             *HEURISTICS,
-            ("newest_staleness", 2, "newest_staleness is 2; allowed: 0 to 1"),
             ("max_recompute", -2, "max_recompute is -2; allowed: -1 to"),
-            ("dealloc", 4, "dealloc is 4; allowed: 0 .eager."),
-            ("sampling", 2, "sampling is 2; allowed"),
-            ("least_size_share", math.nan, "least_size_share is .*nan; allowed: 0 to 1"),
+            ("dealloc", 4, "dealloc is 4; allowed: 0"),
         ],
     )
     def test_an_option_that_is_not_allowed_is_named_in_both_semantics(self, field, value, message):
-        for status in (run_on_simrd(field, value), run_on_engine(f"common.{field}", value)):
-            with pytest.raises(Invalid, match=message):
-                check(status)
+        with pytest.raises(ValueError, match=message):
+            run_on_simrd(field, value)
+        with pytest.raises(Invalid, match=message):
+            check(run_on_engine(f"common.{field}", value))
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [("newest_staleness", 2), ("sampling", 2), ("least_size_share", math.nan)],
+    )
+    def test_an_option_of_simrd_that_is_not_allowed_is_named(self, field, value):
+        with pytest.raises(ValueError, match=f"{field} is .*; allowed: 0 to 1"):
+            run_on_simrd(field, value)
 
     @pytest.mark.parametrize("field", ["space", "outputs", "measure"])
     def test_a_choice_that_does_not_exist_is_named(self, field):
@@ -179,17 +194,29 @@ class TestSimulations:
 
     @pytest.mark.parametrize("storage", [-1, 99])
     def test_a_schedule_evicts_storages_that_exist(self, storage):
-        out = ffi.new("dtr_simulation **")
-        with pytest.raises(Invalid, match=f"evicts storage {storage} after 1 executions, which is"):
-            check(lib.dtr_simulate_given(0, 8192, PROGRAM, len(PROGRAM), [1, storage], 1, out))
+        given = (0, 8192, PROGRAM, len(PROGRAM), [1, storage], 1, RESULT)
+        with pytest.raises(
+            ValueError, match=f"evicts storage {storage} after 1 executions, which is"
+        ):
+            in_lab("char", _lab.lib.dtr_lab_given, *given)
 
     @pytest.mark.parametrize("seconds", [-1, math.nan])
     def test_a_search_has_no_negative_time(self, seconds):
-        options = ffi.new("dtr_search_options *", {"budget_bytes": 8192, "seconds": seconds})
-        with pytest.raises(Invalid, match=r"seconds is .*; allowed: 0"):
-            check(
-                lib.dtr_schedule_search(options, PROGRAM, len(PROGRAM), ffi.new("dtr_schedule **"))
-            )
+        options = _lab.ffi.new("dtr_lab_search_options *", {"seconds": seconds})
+        found = _lab.ffi.new("dtr_lab_search_result *")
+        with pytest.raises(ValueError, match=r"seconds is .*; allowed: 0"):
+            in_lab("int64_t", _lab.lib.dtr_lab_search, options, PROGRAM, len(PROGRAM), found)
+
+    @pytest.mark.parametrize("missing", range(2, 5))
+    def test_a_run_needs_its_program_and_somewhere_for_what_it_gives(self, missing):
+        options = _lab.ffi.new("dtr_lab_options *")
+        simulation_options(options)
+        out = _lab.ffi.new("char **")
+        given = [options, len(PROGRAM), PROGRAM, RESULT, out]
+        given[missing] = ffi.NULL
+        options, numbers, program, result, out = given
+        assert _lab.lib.dtr_lab_simrd(options, program, numbers, result, out) == lib.DTR_INVALID
+        assert b"is NULL; allowed" in ffi.string(_lab.lib.dtr_lab_error())
 
 
 class TestModels:

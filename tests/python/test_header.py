@@ -79,6 +79,22 @@ def test_the_core_has_the_functions_of_the_headers_and_no_others(core, headers):
     assert built == functions(headers)
 
 
+def test_the_laboratory_has_the_functions_of_its_header_and_none_is_the_cores(core):
+    lab = pytest.importorskip(
+        "dtr_alloc._lab",
+        reason="the laboratory is not built here (pip install -e .)",
+        exc_type=ImportError,
+    )
+    declared = functions(build_core.declared(build_core.LAB / "dtr_lab.h"))
+    assert {name for name in dir(lab.lib) if callable(getattr(lab.lib, name))} == declared
+    assert declared.isdisjoint(dir(core.lib))
+
+
+def test_the_core_is_compiled_without_the_laboratory():
+    assert not [source for source in build_core.sources() if source.startswith("native/lab/")]
+    assert "native/lab/simrd.cpp" in build_core.lab_sources()
+
+
 def test_the_core_has_the_version_that_the_package_expects(core):
     expected = pytest.importorskip(
         "dtr_alloc.core", reason="dtr_alloc.core is not here", exc_type=ImportError

@@ -1,6 +1,7 @@
 """What a study is asked for is read as it is meant. Needs the native build for its numbers."""
 
 import math
+import sys
 from dataclasses import replace
 
 import pytest
@@ -230,6 +231,13 @@ def test_what_no_log_could_run_with_is_named_before_any_runs():
     with pytest.raises(ValueError, match="heuristic 'dtr-eqclass' with dealloc 'banish': the cost"):
         plan(deallocs=["banish"]).check()
     plan().check()
+
+
+def test_a_wheel_has_no_semantics_of_simrds_and_says_so(program, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dtr_alloc._lab", None)
+    with pytest.raises(ValueError, match=r"in no wheel.*allowed here: semantics 'runtime'"):
+        plan().check()
+    assert simulate.run_log(program, semantics="runtime").status == "ok"
 
 
 def test_decisions_are_returned_if_they_are_asked_for(program):

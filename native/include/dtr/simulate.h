@@ -36,19 +36,11 @@ enum {
   DTR_DEALLOC_LAZY = 3 /* in simrd's semantics the same as ignore: it pins all constants */
 };
 
-/* Among how many of the candidates a search looks for the least score: DTR's prototype draws a
- * sample of them. */
-enum { DTR_SAMPLING_NONE = 0, DTR_SAMPLING_SQRT = 1 };
-
 typedef struct dtr_simulation_options {
   dtr_heuristic heuristic;
-  int32_t dealloc;          /* DTR_DEALLOC_... */
-  int32_t newest_staleness; /* 1: staleness of the newest access in S and e*(S), under banish */
-  uint64_t budget_bytes;    /* UINT64_MAX: no limit */
-  int64_t max_recompute;    /* more cost than this spent on recomputing: thrash; -1: no limit */
-  int32_t sampling;         /* in simrd's semantics: DTR_SAMPLING_..., by the heuristic's seed */
-  double least_size_share;  /* likewise, 0 to 1: storages below this share of the candidates' mean
-                               size are no candidates, as in DTR's prototype (0.01) */
+  int32_t dealloc;       /* DTR_DEALLOC_... */
+  uint64_t budget_bytes; /* UINT64_MAX: no limit */
+  int64_t max_recompute; /* more cost than this spent on recomputing: thrash; -1: no limit */
 } dtr_simulation_options;
 
 enum {
@@ -103,30 +95,13 @@ typedef struct dtr_simulation_result {
   int64_t swap_cost; /* and the time of these copies, which counts as move_cost does */
 } dtr_simulation_result;
 
-/* Runs a program with the semantics of simrd, the simulator of the DTR paper. How the run ends is
- * its status in the result, and no failure.
- * Fails iff: DTR_INVALID if the program is malformed, or the options ask for what simrd has not: a
- * callback, or components under banishing. */
-int32_t dtr_simulate_simrd(const dtr_simulation_options* options, const int64_t* program,
-                           uint64_t numbers, dtr_simulation** out);
-
-/* Runs a program with the semantics of simrd, and evicts for room what a schedule says: count pairs
- * of numbers, ascending by the first: after how many executions (first and repeated ones), and which
- * storage, named by its first tensor as in the decisions. What the program releases is evicted at
- * once under DTR_DEALLOC_EAGER, and stays until the schedule says so under DTR_DEALLOC_IGNORE.
- * Fails iff: DTR_INVALID if the program is malformed, dealloc is another one, or an eviction cannot
- * be done, or leaves too little room. */
-int32_t dtr_simulate_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
-                           uint64_t numbers, const int64_t* evictions, uint64_t count,
-                           dtr_simulation** out);
-
 /* Where a run on the engine has its memory: counted (the pool "counted"), or on the heap over
  * simulated addresses, mapped by chunks, or in a fixed pool (dtr_pool_options). */
 enum { DTR_SPACE_BYTES = 0, DTR_SPACE_HEAP = 1, DTR_SPACE_FIXED = 2 };
 
 typedef struct dtr_runtime_options {
-  dtr_simulation_options common; /* what is simrd's alone must be 0 */
-  int32_t space;                 /* DTR_SPACE_... */
+  dtr_simulation_options common;
+  int32_t space;        /* DTR_SPACE_... */
   int32_t outputs;      /* 1: at the end all that has a name is made resident, as in simrd */
   uint64_t history_ops; /* as in dtr_engine_options */
   int32_t room;         /* likewise */

@@ -1,13 +1,13 @@
 // plan.h: an op log with all that will happen known from the beginning: which storages are computed
 // from which, and when each is read.
 //
-// The semantics are those of simrd with eager eviction (simulate/simrd.h).
+// The semantics are those of simrd with eager eviction (simrd.h).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "simulate/simrd_log.h"
+#include "simrd_log.h"
 
 namespace dtr::schedule {
 

@@ -1,4 +1,4 @@
-// pool.h: the candidates for eviction in simrd's order, and the search among them.
+// candidate_pool.h: the candidates for eviction in simrd's order, and the search among them.
 //
 // The order decides ties: the last of the smallest scores is chosen, but a score of exactly zero
 // ends the search. Evaluating a score may mean to visit many other storages, so what is kept
@@ -23,7 +23,7 @@
 
 namespace dtr::simrd {
 
-class Pool {
+class CandidatePool {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 

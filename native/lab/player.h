@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "plan.h"
-#include "simulate/playback.h"
+#include "playback.h"
 
 namespace dtr::schedule {
 

@@ -3,7 +3,7 @@
 // It runs op logs with exactly the decisions of the published simulator, so that a number of
 // ours can stand beside a published one. (On request it searches less, as DTR's prototype does:
 // draw_candidates.) What differs from the engine, which the run with
-// runtime semantics drives (runtime.h):
+// runtime semantics drives (simulate/runtime.h):
 //   - Views are tensors of their own: evicting a storage undefines them all, and using one again
 //     runs its view operator again. Mutation makes a copy.
 //   - No record ever vanishes: a storage that nobody can ask for still counts as evicted.
@@ -21,12 +21,13 @@
 #include <unordered_set>
 #include <vector>
 
+#include "candidate_pool.h"
 #include "eviction_list.h"
+#include "lab/dtr_lab.h"
 #include "mersenne.h"
 #include "playback.h"
-#include "pool.h"
 #include "regions.h"
-#include "simulation.h"
+#include "simulate/simulation.h"
 
 namespace dtr::simrd {
 
@@ -104,7 +105,7 @@ class Machine : private Playback<Machine> {
  public:
   // Throws InvalidArgument for options that simrd has no meaning for.
   // given: what is evicted for room, instead of what the heuristic would choose; may be null.
-  Machine(const dtr_simulation_options& options, const Log& log, Simulation& simulation,
+  Machine(const dtr_lab_options& options, const Log& log, Simulation& simulation,
           EvictionList* given = nullptr);
   // Runs the log; its outcome is in the simulation.
   void run();
@@ -152,7 +153,7 @@ class Machine : private Playback<Machine> {
   template <typename Cost>
   double score(uint32_t storage, Cost cost, int64_t newest) const;
 
-  const dtr_simulation_options options_;
+  const dtr_lab_options options_;
   Simulation& simulation_;
   dtr_simulation_result& result_;
   EvictionList* const given_;
@@ -164,7 +165,7 @@ class Machine : private Playback<Machine> {
   std::vector<TensorState> tensors_;  // of the log, those that were computed so far
   std::vector<Storage> storages_;
   Graph graph_;               // the storages, parallel to storages_
-  Pool pool_;                 // the resident, unlocked storages
+  CandidatePool pool_;        // the resident, unlocked storages
   bool bounded_ = false;      // whether scores have the bounds that the pool keeps
   std::vector<Links> links_;  // parallel to tensors_, and
   std::vector<std::unordered_set<uint32_t>> evicted_dependents_;  // to storages_: tensors; both

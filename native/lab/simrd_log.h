@@ -2,13 +2,13 @@
 //
 // Tensors, storages and ops are numbered in the order of creation. Which of them there are, who
 // refers to them and when, does not depend on what is evicted, so all of it is gathered once, for
-// the machine (simrd.h) and for the search for schedules (schedule/plan.h).
+// the machine (simrd.h) and for the search for schedules (plan.h).
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "program.h"
+#include "simulate/program.h"
 
 namespace dtr::simrd {
 

@@ -19,7 +19,7 @@ void add(T& sum, T amount, const char* what) {
 
 }  // namespace
 
-Machine::Machine(const dtr_simulation_options& options, const Log& log, Simulation& simulation,
+Machine::Machine(const dtr_lab_options& options, const Log& log, Simulation& simulation,
                  EvictionList* given)
     : Playback(log),
       options_(options),

@@ -1,0 +1,88 @@
+/* dtr_lab.h: the semantics of simrd, the simulator of the DTR paper, and a search for schedules.
+ *
+ * They are a library of their own, dtr_alloc._lab, which only a checkout builds: tests and studies
+ * load it, and no wheel has it. It shares the types of dtr/simulate.h with the core, and no state.
+ * A function returns a status; dtr_lab_error() has the message. Any thread may call.
+ */
+#ifndef DTR_LAB_H
+#define DTR_LAB_H
+
+#include <stdint.h>
+
+#include "dtr_alloc.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* CFFI BEGIN */
+
+/* Among how many of the candidates a search looks for the least score: DTR's prototype draws a
+ * sample of them. */
+enum { DTR_SAMPLING_NONE = 0, DTR_SAMPLING_SQRT = 1 };
+
+typedef struct dtr_lab_options {
+  dtr_heuristic heuristic;
+  int32_t dealloc;          /* DTR_DEALLOC_... */
+  int32_t newest_staleness; /* 1: staleness of the newest access in S and e*(S), under banish */
+  uint64_t budget_bytes;    /* UINT64_MAX: no limit */
+  int64_t max_recompute;    /* more cost than this spent on recomputing: thrash; -1: no limit */
+  int32_t sampling;         /* DTR_SAMPLING_..., by the heuristic's seed */
+  double least_size_share;  /* 0 to 1: storages below this share of the candidates' mean size are no
+                               candidates, as in DTR's prototype (0.01) */
+} dtr_lab_options;
+
+typedef struct dtr_lab_search_options {
+  uint64_t budget_bytes;
+  uint64_t seed;
+  uint64_t steps; /* of local search, after the sweep over scores */
+  double seconds; /* no further step of local search begins after these; 0: no limit */
+} dtr_lab_search_options;
+
+typedef struct dtr_lab_search_result {
+  int32_t found;      /* 0: no schedule was found; then swept_cost means nothing */
+  int32_t dealloc;    /* what the evictions are for: DTR_DEALLOC_EAGER or DTR_DEALLOC_IGNORE */
+  int64_t remat_cost; /* of the schedule */
+  int64_t swept_cost; /* of the best of the sweep */
+  uint64_t steps;     /* of local search that were made */
+  uint64_t evictions; /* how many pairs there are */
+} dtr_lab_search_result;
+
+/* Runs a program (dtr/simulate.h) with the semantics of simrd. How the run ends is its status in the
+ * result, and no failure. *decisions is text as dtr_simulation_decisions has it.
+ * Owner: the caller frees *decisions with dtr_lab_free.
+ * Fails iff: DTR_INVALID if the program is malformed, or the options ask for what simrd has not: a
+ * callback, or components under banishing. */
+int32_t dtr_lab_simrd(const dtr_lab_options* options, const int64_t* program, uint64_t numbers,
+                      dtr_simulation_result* result, char** decisions);
+
+/* The same, but evicts for room what a schedule says: count pairs of numbers, ascending by the
+ * first: after how many executions (first and repeated ones), and which storage, named by its first
+ * tensor as in the decisions. What the program releases is evicted at once under DTR_DEALLOC_EAGER,
+ * and stays until the schedule says so under DTR_DEALLOC_IGNORE.
+ * Fails iff: DTR_INVALID if the program is malformed, dealloc is another one, or an eviction cannot
+ * be done, or leaves too little room. */
+int32_t dtr_lab_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
+                      uint64_t numbers, const int64_t* evictions, uint64_t count,
+                      dtr_simulation_result* result, char** decisions);
+
+/* Looks for evictions for dtr_lab_given that cost little recomputing. The same options with seconds
+ * 0 give the same. That there are none is no failure: the result says so.
+ * Owner: the caller frees *evictions, as many pairs as the result says, with dtr_lab_free.
+ * Fails iff: DTR_INVALID if the program is malformed. */
+int32_t dtr_lab_search(const dtr_lab_search_options* options, const int64_t* program,
+                       uint64_t numbers, dtr_lab_search_result* result, int64_t** evictions);
+
+/* Frees what one of the functions above gave; NULL is allowed. Never fails. */
+void dtr_lab_free(void* given);
+
+/* The message of the last failed call of this library on this thread. */
+const char* dtr_lab_error(void);
+
+/* CFFI END */
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

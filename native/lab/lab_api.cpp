@@ -1,0 +1,118 @@
+// lab_api.cpp: the C functions of the laboratory.
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "base/check_heuristic.h"
+#include "base/error.h"
+#include "lab/dtr_lab.h"
+#include "search.h"
+#include "simrd.h"
+
+namespace {
+
+void check(const dtr_lab_options& options) {
+  dtr::require_between("dealloc", options.dealloc, DTR_DEALLOC_EAGER, DTR_DEALLOC_LAZY);
+  dtr::require_between("sampling", options.sampling, DTR_SAMPLING_NONE, DTR_SAMPLING_SQRT);
+  dtr::require_number("least_size_share", options.least_size_share, 0, 1, "0 to 1");
+  dtr::check(options.heuristic);
+  dtr::require_between("newest_staleness", options.newest_staleness, 0, 1);
+  dtr::require_between("max_recompute", options.max_recompute, -1, INT64_MAX);
+}
+
+// A copy that the caller frees; null if there is nothing.
+template <typename T>
+T* given_away(const T* from, size_t count) {
+  if (count == 0) return nullptr;
+  auto* copy = static_cast<T*>(std::malloc(count * sizeof(T)));
+  if (!copy) throw std::bad_alloc();
+  std::memcpy(copy, from, count * sizeof(T));
+  return copy;
+}
+
+void run(const dtr_lab_options& options, const int64_t* program, uint64_t numbers,
+         dtr::EvictionList* given, dtr_simulation_result* result, char** decisions) {
+  dtr::require(result, "result");
+  dtr::require_array(program, numbers, "program");
+  check(options);
+  dtr::Simulation simulation;
+  const dtr::simrd::Log log(program, numbers);
+  dtr::simrd::Machine(options, log, simulation, given).run();
+  *decisions = given_away(simulation.decisions.c_str(), simulation.decisions.size() + 1);
+  *result = simulation.result;
+}
+
+}  // namespace
+
+DTR_EXPORT int32_t dtr_lab_simrd(const dtr_lab_options* options, const int64_t* program,
+                                 uint64_t numbers, dtr_simulation_result* result,
+                                 char** decisions) {
+  return dtr::guard([&] {
+    dtr::require(decisions, "decisions");
+    *decisions = nullptr;
+    dtr::require(options, "options");
+    if (options->heuristic.select == DTR_SELECT_CALLBACK)
+      throw dtr::InvalidArgument(
+          "the heuristic is a callable; allowed with simrd's semantics: scores and random");
+    run(*options, program, numbers, nullptr, result, decisions);
+  });
+}
+
+DTR_EXPORT int32_t dtr_lab_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
+                                 uint64_t numbers, const int64_t* evictions, uint64_t count,
+                                 dtr_simulation_result* result, char** decisions) {
+  return dtr::guard([&] {
+    dtr::require(decisions, "decisions");
+    *decisions = nullptr;
+    dtr::require_array(evictions, count, "evictions");
+    if (dealloc != DTR_DEALLOC_EAGER && dealloc != DTR_DEALLOC_IGNORE)
+      throw dtr::InvalidArgument("dealloc of a schedule is " + std::to_string(dealloc) +
+                                 "; allowed: 0 (eager), 2 (ignore)");
+    dtr_lab_options options{};
+    options.heuristic = {DTR_SELECT_SCORE, DTR_COST_NONE, DTR_SIZE_NONE, 0, 1, 0};
+    options.dealloc = dealloc;
+    options.budget_bytes = budget_bytes;
+    options.max_recompute = -1;
+    dtr::EvictionList given(evictions, count);
+    run(options, program, numbers, &given, result, decisions);
+  });
+}
+
+DTR_EXPORT int32_t dtr_lab_search(const dtr_lab_search_options* options, const int64_t* program,
+                                  uint64_t numbers, dtr_lab_search_result* result,
+                                  int64_t** evictions) {
+  return dtr::guard([&] {
+    using namespace dtr::schedule;
+    dtr::require(evictions, "evictions");
+    *evictions = nullptr;
+    dtr::require(options, "options");
+    dtr::require(result, "result");
+    dtr::require_array(program, numbers, "program");
+    if (!(options->seconds >= 0))
+      dtr::invalid("seconds", std::to_string(options->seconds), "0 (no limit) and more");
+    const Plan plan(program, numbers);
+    Search search(plan, options->budget_bytes, options->seed);
+    search.sweep();
+    dtr_lab_search_result found{};
+    found.swept_cost = search.best().remat_cost;
+    found.steps = search.walk(options->steps, options->seconds);
+    const Outcome& best = search.best();
+    found.found = best.status == Status::ok;
+    std::vector<int64_t> pairs;
+    if (found.found) {
+      found.dealloc = best.keeps ? DTR_DEALLOC_IGNORE : DTR_DEALLOC_EAGER;
+      found.remat_cost = best.remat_cost;
+      found.evictions = best.evictions.size();
+      for (const Eviction& eviction : best.evictions) {
+        pairs.push_back(eviction.after);
+        pairs.push_back(plan.storages[eviction.storage].root);
+      }
+    }
+    *evictions = given_away(pairs.data(), pairs.size());
+    *result = found;
+  });
+}
+
+DTR_EXPORT void dtr_lab_free(void* given) { std::free(given); }
+
+DTR_EXPORT const char* dtr_lab_error(void) { return dtr::last_error(); }
