@@ -40,13 +40,8 @@ void Player::reset() {
   outcome_.executions = 0;
   outcome_.evictions.clear();
   outcome_.remats.assign(storages, 0);
-  defined_.assign(plan_.tensors.size(), 0);
   state_.assign(storages, kUnborn);
-  locks_.assign(storages, 0);
-  references_.assign(storages, 0);
-  pinned_.assign(storages, 0);
   cost_.assign(storages, 0);
-  access_.assign(storages, 0);
   pool_.clear();
   pool_bytes_.clear();
   at_.assign(storages, kNone);
@@ -56,10 +51,6 @@ void Player::reset() {
   numerator_.assign(storages, 0);
   numerator_known_.assign(storages, 0);
   needed_.assign(storages, 0);
-  stack_.clear();
-  missing_.clear();
-  memory_ = 0;
-  clock_ = 1;
   position_ = 0;
 }
 
@@ -83,59 +74,34 @@ void Player::compute(uint32_t id) {
   const Op& op = plan_.ops[id];
   for (uint32_t t = op.first_output; t < op.end_output(); ++t) {
     const uint32_t storage = plan_.tensors[t].storage;
-    ++references_[storage];
+    ++in_use_[storage].references;
     if (t == op.first_output || plan_.tensors[t - 1].storage != storage) cost_[storage] += op.cost;
     numerator_known_[storage] = 0;
   }
   materialize(op.first_output, false);
-  for (uint32_t t = op.first_output; t < op.end_output(); ++t)
-    access_[plan_.tensors[t].storage] = clock_;
+  for (uint32_t t = op.first_output; t < op.end_output(); ++t) of(t).last_access = clock_;
   if (op.constant) return pin(op.first_output);
   for (const uint32_t input : op.inputs) use_[plan_.tensors[input].storage] = Use::unknown;
   ++position_;
 }
 
-void Player::pin(uint32_t tensor) {
-  const uint32_t storage = plan_.tensors[tensor].storage;
-  if (pinned_[storage]) return;
-  lock(storage);
-  pinned_[storage] = 1;
-}
-
-void Player::release(uint32_t tensor) {
-  const uint32_t storage = plan_.tensors[tensor].storage;
-  if (--references_[storage] == 0 && score_.keep == 0 && state_[storage] == kResident &&
-      !pinned_[storage])
-    evict(storage);
+void Player::unreferenced(uint32_t storage) {
+  if (score_.keep == 0 && is_resident(storage) && !in_use_[storage].pinned) evict(storage);
 }
 
 const std::vector<uint32_t>& Player::begin(uint32_t tensor) {
-  const std::vector<uint32_t>& inputs = plan_.ops[plan_.tensors[tensor].op].inputs;
-  for (const uint32_t input : inputs) access_[plan_.tensors[input].storage] = clock_;
+  const std::vector<uint32_t>& inputs = op_of(tensor).inputs;
+  for (const uint32_t input : inputs) of(input).last_access = clock_;
   return inputs;
 }
 
-void Player::execute(const Step& step) {
-  const Op& op = plan_.ops[plan_.tensors[step.tensor].op];
-  make_room(op.total_bytes);
-  clock_ += op.cost;
-  memory_ += op.total_bytes;
-  const uint32_t end = op.end_output();
-  for (uint32_t tensor = op.first_output; tensor < end; ++tensor) {
-    if (defined_[tensor]) {
-      memory_ -= plan_.tensors[tensor].size_bytes;
-      continue;
-    }
-    defined_[tensor] = 1;
-    const uint32_t storage = plan_.tensors[tensor].storage;
-    if (state_[storage] != kResident) revive(storage);
-  }
+void Player::executed(const Op& op, const Step& step) {
   ++outcome_.executions;
   if (step.again) {
     outcome_.remat_cost += op.cost;
-    ++outcome_.remats[plan_.tensors[step.tensor].storage];
+    ++outcome_.remats[storage_of(step.tensor)];
   }
-  for (const uint32_t input : op.inputs) unlock(plan_.tensors[input].storage);
+  for (const uint32_t input : op.inputs) unlock(storage_of(input));
   if (outcome_.remat_cost > most_) throw Stop{Status::too_costly};
 }
 
@@ -163,7 +129,7 @@ void Player::make_room(uint64_t bytes) {
       continue;
     }
     memory_ += plan_.storages[storage].size_bytes;
-    revive(storage);
+    revive(storage, true);
     for (const uint32_t tensor : undone[i]) defined_[tensor] = 1;
     undone.erase(undone.begin() + static_cast<std::ptrdiff_t>(i));
     outcome_.evictions.erase(at);
@@ -180,7 +146,7 @@ void Player::evict(uint32_t storage) {
   forget_use_above(storage);
 }
 
-void Player::revive(uint32_t storage) {
+void Player::revive(uint32_t storage, bool) {
   const bool again = state_[storage] == kEvicted;
   state_[storage] = kResident;
   numerator_known_[storage] = 0;
@@ -188,14 +154,6 @@ void Player::revive(uint32_t storage) {
   if (!again) return;
   forget_ancestors_below(storage);
   forget_use_above(storage);
-}
-
-void Player::lock(uint32_t storage) {
-  if (locks_[storage]++ == 0) leave(storage);
-}
-
-void Player::unlock(uint32_t storage) {
-  if (--locks_[storage] == 0) enter(storage);
 }
 
 void Player::enter(uint32_t storage) {
@@ -403,7 +361,7 @@ uint32_t Player::choose(uint64_t least_bytes) {
     }
     if (score_.staleness > 0)
       rest -= score_.staleness *
-              quick_log2(std::max(static_cast<double>(clock_ - access_[storage]), 1.0));
+              quick_log2(std::max(static_cast<double>(clock_ - in_use_[storage].last_access), 1.0));
     if (numerator_known_[storage])
       offer(storage, numerator_[storage] + rest);
     else

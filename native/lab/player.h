@@ -71,20 +71,16 @@ class Player : private simrd::Playback<Player> {
 
   void reset();
   void compute(uint32_t op);
-  void pin(uint32_t tensor);
-  void get(uint32_t tensor) { ++references_[plan_.tensors[tensor].storage]; }
-  void release(uint32_t tensor);
-  bool is_defined(uint32_t tensor) const { return defined_[tensor]; }
+  void unreferenced(uint32_t storage);
+  bool is_resident(uint32_t storage) const { return state_[storage] == kResident; }
+  void check(bool) const {}  // the plan is one
   const std::vector<uint32_t>& begin(uint32_t tensor);
-  void waits(uint64_t) {}
-  void execute(const Step& step);
+  void executed(const Op& op, const Step& step);
   void make_room(uint64_t bytes);
   uint32_t choose(uint64_t least_bytes);
   bool goes_first(uint32_t storage);
   void evict(uint32_t storage);
-  void revive(uint32_t storage);
-  void lock(uint32_t storage);
-  void unlock(uint32_t storage);
+  void revive(uint32_t storage, bool);
   void enter(uint32_t storage);
   void leave(uint32_t storage);
   uint32_t direct_use(uint32_t storage);
@@ -103,17 +99,11 @@ class Player : private simrd::Playback<Player> {
   uint64_t budget_ = 0;
   int64_t most_ = 0;
   Outcome outcome_;
-  uint64_t memory_ = 0;
-  int64_t clock_ = 1;
-  uint32_t position_ = 0;         // the op of the program that runs, or waits
-  std::vector<uint8_t> defined_;  // by tensor
+  uint32_t position_ = 0;  // the op of the program that runs, or waits
 
   // By storage:
   std::vector<State> state_;
-  std::vector<int32_t> locks_, references_;
-  std::vector<uint8_t> pinned_;
-  std::vector<int64_t> cost_;    // of all ops of its tensors so far
-  std::vector<int64_t> access_;  // when it was last used
+  std::vector<int64_t> cost_;  // of all ops of its tensors so far
   std::vector<double> log_size_;
   std::vector<uint32_t> use_at_;    // where in Links::uses the next one stands
   std::vector<uint32_t> next_use_;  // as use_ says: forgotten where what is evicted below changes

@@ -49,15 +49,15 @@ int64_t Components::merge(uint32_t a, uint32_t b, uint64_t* accesses) {
 // The cost of e* (or of its ancestors alone), walked anew. *newest becomes the newest access in
 // it and the storage itself.
 int64_t Machine::neighborhood_cost(uint32_t storage, int64_t* newest) {
-  *newest = storages_[storage].last_access;
+  *newest = in_use_[storage].last_access;
   regions_.walk(walk_up_, storage, kAncestors, &result_.accesses);
   int64_t cost = walk_up_.cost;
   walk_up_.interior.for_each(
-      [&](uint32_t above) { *newest = std::max(*newest, storages_[above].last_access); });
+      [&](uint32_t above) { *newest = std::max(*newest, in_use_[above].last_access); });
   if (options_.heuristic.cost == DTR_COST_ANCESTORS) return cost;
   regions_.walk(walk_down_, storage, kDescendants, &result_.accesses);
   walk_down_.interior.for_each([&](uint32_t below) {
-    *newest = std::max(*newest, storages_[below].last_access);
+    *newest = std::max(*newest, in_use_[below].last_access);
     // A storage may be on both sides, through views: it counts once.
     if (!walk_up_.interior.has(below)) cost += graph_.nodes[below].cost;
   });
@@ -90,7 +90,7 @@ double Machine::marginal_cost(uint32_t at) {
       if (graph_.material[above] || storage.walk == walk) continue;
       storage.walk = walk;
       ++result_.accesses;
-      shares += share_parts(graph_.nodes[above].cost, storage.references > 0, storage.needed,
+      shares += share_parts(graph_.nodes[above].cost, in_use_[above].references > 0, storage.needed,
                             graph_.nodes[above].next[kDescendants].size());
       pending_.push_back(above);
     }
@@ -102,10 +102,10 @@ template <typename Cost>
 double Machine::score(uint32_t at, Cost cost, int64_t newest) const {
   const dtr_heuristic& heuristic = options_.heuristic;
   const Storage& storage = storages_[at];
-  const int64_t stale = result_.clock - newest;
-  if (heuristic.size != DTR_SIZE_NONE && storage.size_bytes == 0) return kInfinity;
+  const int64_t stale = clock_ - newest;
+  if (heuristic.size != DTR_SIZE_NONE && bytes_of(at) == 0) return kInfinity;
   if (heuristic.staleness_exponent > 0 && stale <= 0) return kInfinity;
-  unsigned __int128 below = heuristic.size != DTR_SIZE_NONE ? storage.size_bytes : 1;
+  unsigned __int128 below = heuristic.size != DTR_SIZE_NONE ? bytes_of(at) : 1;
   if (heuristic.staleness_exponent == 1) below *= static_cast<uint64_t>(stale);
   double value = quotient(cost, below);
   // Beyond simrd:
@@ -126,7 +126,7 @@ double Machine::own_cost(uint32_t at) const {
 // for the largest is not below the mean.
 void Machine::draw_candidates() {
   uint64_t bytes = 0;
-  pool_.for_each([&](uint32_t at) { bytes += storages_[at].size_bytes; });
+  pool_.for_each([&](uint32_t at) { bytes += bytes_of(at); });
   const double mean = static_cast<double>(bytes) / static_cast<double>(pool_.size());
   // The mean again, because a double may be rounded to more than the largest.
   const uint64_t least =
@@ -134,7 +134,7 @@ void Machine::draw_candidates() {
                bytes / pool_.size() + (bytes % pool_.size() != 0));
   candidates_.clear();
   pool_.for_each([&](uint32_t at) {
-    if (storages_[at].size_bytes >= least) candidates_.push_back(at);
+    if (bytes_of(at) >= least) candidates_.push_back(at);
   });
   if (options_.sampling == DTR_SAMPLING_NONE) return;
   auto left = static_cast<uint32_t>(candidates_.size());
@@ -161,10 +161,10 @@ uint32_t Machine::choose() {
   double least = kInfinity;
   const auto evaluate = [&](uint32_t at, double* numerator) {
     int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
-    int64_t newest = storages_[at].last_access;
+    int64_t newest = in_use_[at].last_access;
     if (is_marginal_) {
       double value = score(at, cost, newest);
-      if (storages_[at].references == 0 && storages_[at].needed_by == 0)
+      if (in_use_[at].references == 0 && storages_[at].needed_by == 0)
         value *= kUnneeded;
       else if (value <= least)  // else another is better whatever the shares
         value = score(at, marginal_cost(at), newest);
@@ -198,8 +198,8 @@ uint32_t Machine::choose() {
       if (value == 0) break;
     }
   } else {
-    best = pool_.choose(static_cast<double>(result_.clock), heuristic.staleness_exponent > 0,
-                        bounded_, static_cast<double>(components_.owed()), evaluate, &evaluations);
+    best = pool_.choose(static_cast<double>(clock_), heuristic.staleness_exponent > 0, bounded_,
+                        static_cast<double>(components_.owed()), evaluate, &evaluations);
   }
   result_.evaluations += evaluations;
   result_.accesses += evaluations;

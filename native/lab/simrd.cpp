@@ -8,17 +8,6 @@
 
 namespace dtr::simrd {
 
-namespace {
-
-template <typename T>
-void add(T& sum, T amount, const char* what) {
-  if (__builtin_add_overflow(sum, amount, &sum))
-    throw InvalidArgument(std::string("program: the sum of its ") + what +
-                          " is too large; allowed: 63 bits");
-}
-
-}  // namespace
-
 Machine::Machine(const dtr_lab_options& options, const Log& log, Simulation& simulation,
                  EvictionList* given)
     : Playback(log),
@@ -43,7 +32,6 @@ Machine::Machine(const dtr_lab_options& options, const Log& log, Simulation& sim
         "that may be banished)");
   const double exponent = heuristic.staleness_exponent;
   bounded_ = scored && !neighborhood && !is_marginal_ && (exponent == 0 || exponent == 1);
-  result_.clock = 1;
 }
 
 void Machine::run() {
@@ -54,6 +42,9 @@ void Machine::run() {
   } catch (const Stop& stop) {
     result_.status = stop.status;
   }
+  result_.clock = clock_;
+  result_.chain_depth = most_waiting_;
+  result_.peak_bytes = peak_;
   result_.end_bytes = memory_;
 }
 
@@ -69,8 +60,6 @@ void Machine::compute(uint32_t id) {
   each_storage([&](uint32_t at, uint32_t tensor) {
     if (at == storages_.size()) {
       storages_.emplace_back();
-      storages_.back().size_bytes = log_.storages[at].size_bytes;
-      storages_.back().root = tensor;
       // Until it is computed it counts as evicted, with no cost in its component.
       if (keeps_components_) storages_.back().component = components_.create(0);
       graph_.nodes.emplace_back();
@@ -79,8 +68,8 @@ void Machine::compute(uint32_t id) {
       if (banishes()) evicted_dependents_.emplace_back();
     }
     storages_[at].tensors.push_back(tensor);
-    ++storages_[at].references;
-    tensors_.push_back({log_.tensors[tensor]});
+    ++in_use_[at].references;
+    ++tensors_;
   });
   if (is_marginal_)
     each_storage([&](uint32_t at, uint32_t tensor) {
@@ -111,20 +100,20 @@ void Machine::add_edges(const Op& op) {
   sources_.clear();
   plain_op_ = true;
   for (const uint32_t input : op.inputs) {
-    const uint32_t from = tensors_[input].storage;
+    const uint32_t from = storage_of(input);
     plain_op_ &= graph_.material[from] != 0;
     touch(from, 0, 0, op.outputs);
     if (std::find(sources_.begin(), sources_.end(), from) == sources_.end())
       sources_.push_back(from);
   }
   for (uint32_t tensor = op.first_output; tensor < end; ++tensor) {
-    const uint32_t to = tensors_[tensor].storage;
+    const uint32_t to = storage_of(tensor);
     const std::vector<uint32_t>& views = storages_[to].tensors;
     const bool view = views.front() != tensor;
     // All views count, each op once: the cost of bringing the storage and its views back. (What
     // this op made of it stands at the end.)
     const auto own = std::find(views.rbegin(), views.rend(), tensor);
-    const bool counted = view && tensors_[*(own + 1)].op == tensors_[tensor].op;
+    const bool counted = view && log_.tensors[*(own + 1)].op == log_.tensors[tensor].op;
     touch(to, counted ? 0 : op.cost, static_cast<uint32_t>(op.inputs.size()), 0);
     for (const uint32_t from : sources_) {
       if (from == to) continue;
@@ -140,7 +129,7 @@ void Machine::add_edges(const Op& op) {
   }
   if (regions_.circles()) add_ordered_edges(op);
   if (!banishes()) return;
-  links_.resize(tensors_.size());
+  links_.resize(tensors_);
   for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
     links_[tensor].parents.assign(op.inputs.begin(), op.inputs.end());
   for (const uint32_t input : op.inputs)
@@ -151,73 +140,51 @@ void Machine::add_edges(const Op& op) {
 // All edges in the order of a walk: tensor by tensor of a storage, as they were made.
 void Machine::add_ordered_edges(const Op& op) {
   for (const uint32_t input : op.inputs) {
-    const uint32_t from = tensors_[input].storage;
+    const uint32_t from = storage_of(input);
     std::vector<uint32_t>& through = graph_.nodes[from].through;
     std::vector<uint32_t>& children = graph_.nodes[from].next[kDescendants];
     const auto at = std::upper_bound(through.begin(), through.end(), input) - through.begin();
     for (uint32_t i = op.outputs; i-- > 0;) {
       through.insert(through.begin() + at, input);
-      children.insert(children.begin() + at, tensors_[op.first_output + i].storage);
+      children.insert(children.begin() + at, storage_of(op.first_output + i));
     }
   }
   for (uint32_t tensor = op.first_output; tensor < op.end_output(); ++tensor)
     for (const uint32_t input : op.inputs)
-      graph_.nodes[tensors_[tensor].storage].next[kAncestors].push_back(tensors_[input].storage);
+      graph_.nodes[storage_of(tensor)].next[kAncestors].push_back(storage_of(input));
 }
 
 const std::vector<uint32_t>& Machine::begin(uint32_t tensor) {
-  const Storage& storage = storages_[tensors_[tensor].storage];
-  check(!tensors_[tensor].defined && !storage.banished);
-  check(graph_.material[tensors_[tensor].storage] || storage.locks == 0);
-  const std::vector<uint32_t>& inputs =
-      banishes() ? links_[tensor].parents : log_.ops[tensors_[tensor].op].inputs;
+  const uint32_t at = storage_of(tensor);
+  check(!defined_[tensor] && !storages_[at].banished);
+  check(graph_.material[at] || in_use_[at].locks == 0);
+  const std::vector<uint32_t>& inputs = banishes() ? links_[tensor].parents : op_of(tensor).inputs;
   for (const uint32_t input : inputs) {
-    const uint32_t from = tensors_[input].storage;
-    if (!banishes() || storages_[from].references > 0) stamp(from);
+    const uint32_t from = storage_of(input);
+    if (!banishes() || in_use_[from].references > 0) stamp(from);
   }
   return inputs;
 }
 
-// All inputs are there and locked.
-void Machine::execute(const Step& step) {
-  const uint32_t wanted = step.tensor;
-  const Op& op = log_.ops[tensors_[wanted].op];
-  make_room(op.total_bytes);
-  defined_.clear();
-  revived_.clear();
-  add(result_.clock, op.cost, "times");
-  add(memory_, op.total_bytes, "sizes");
-  result_.peak_bytes = std::max(result_.peak_bytes, memory_);
-  const uint32_t end = op.end_output();
-  for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
-    if (tensor != wanted && !tensors_[tensor].defined) defined_.push_back(tensor);
-  defined_.push_back(wanted);
-  for (uint32_t tensor = op.first_output; tensor < end; ++tensor)
-    if (tensor != wanted && tensors_[tensor].defined) memory_ -= tensors_[tensor].size_bytes;
-  for (const uint32_t tensor : defined_) {
-    const uint32_t storage = tensors_[tensor].storage;
-    if (graph_.material[storage]) continue;
-    check(storages_[storage].root == tensor);  // a view's storage is there before the view
-    revived_.push_back(storage);
-  }
-  for (const uint32_t tensor : defined_) tensors_[tensor].defined = true;
-  for (const uint32_t storage : revived_) {
-    graph_.material[storage] = true;
-    if (step.again) ++storages_[storage].recomputes;
-    if (is_marginal_) update_needed(storage);
-  }
+void Machine::revive(uint32_t at, bool again) {
+  graph_.material[at] = true;
+  if (again) ++storages_[at].recomputes;
+  if (is_marginal_) update_needed(at);
+}
+
+void Machine::executed(const Op& op, const Step& step) {
   if (step.again) {
     plain_op_ = false;  // a view that was undefined may bring back more than itself
     result_.remat_cost += op.cost;
     ++result_.remat_ops;
-    result_.collateral += defined_.size() - 1;
-    simulation_.decide('R', wanted);
+    result_.collateral += made_.size() - 1;
+    simulation_.decide('R', step.tensor);
   } else {
     result_.model_cost += op.cost;
     ++result_.model_ops;
-    simulation_.decide('M', wanted);
+    simulation_.decide('M', step.tensor);
   }
-  for (const uint32_t storage : revived_) enter_pool(storage);
+  for (const uint32_t storage : revived_) enter(storage);
   if (caches_regions_) {
     if (plain_op_ && !step.again)
       regions_.computed(revived_, sources_, &result_.accesses);
@@ -234,67 +201,38 @@ void Machine::execute(const Step& step) {
         for (const uint32_t neighbor : side) pool_.forget_noted(neighbor);
       node = kNone;
     }
-  unlock_inputs(wanted);
+  unlock_inputs(step.tensor);
   if (options_.max_recompute >= 0 && result_.remat_cost > options_.max_recompute)
     throw Stop{DTR_SIMULATION_THRASH};
 }
 
 void Machine::unlock_inputs(uint32_t tensor) {
   if (!banishes()) {
-    for (const uint32_t input : log_.ops[tensors_[tensor].op].inputs)
-      unlock(tensors_[input].storage);
+    for (const uint32_t input : op_of(tensor).inputs) unlock(storage_of(input));
     return;
   }
   // simrd walks the list that banishing shortens meanwhile: the input behind a banished one is
   // passed over, and stays locked.
   for (size_t i = 0; i < links_[tensor].parents.size(); ++i) {
-    const uint32_t storage = tensors_[links_[tensor].parents[i]].storage;
+    const uint32_t storage = storage_of(links_[tensor].parents[i]);
     unlock(storage);
-    for (const uint32_t defined : defined_)
-      if (tensors_[defined].storage != storage) evicted_dependents_[storage].erase(defined);
+    for (const uint32_t made : made_)
+      if (storage_of(made) != storage) evicted_dependents_[storage].erase(made);
     try_banish(storage);
   }
 }
 
-void Machine::get(uint32_t tensor) {
-  Storage& storage = storages_[tensors_[tensor].storage];
-  check(storage.references > 0);
-  ++storage.references;
-  ++tensors_[tensor].references;
-}
-
-void Machine::release(uint32_t tensor) {
-  const uint32_t at = tensors_[tensor].storage;
-  Storage& storage = storages_[at];
-  check(storage.references > 0);
-  --storage.references;
-  --tensors_[tensor].references;
-  if (storage.references > 0) return;
+void Machine::unreferenced(uint32_t at) {
   if (is_marginal_) update_needed(at);
   if (banishes())
     try_banish(at);
-  else if (options_.dealloc == DTR_DEALLOC_EAGER && graph_.material[at] && !storage.pinned)
+  else if (options_.dealloc == DTR_DEALLOC_EAGER && graph_.material[at] && !in_use_[at].pinned)
     evict(at, false);
 }
 
-void Machine::pin(uint32_t tensor) {
-  const uint32_t storage = tensors_[tensor].storage;
-  check(graph_.material[storage]);
-  if (storages_[storage].pinned) return;
-  lock(storage);
-  storages_[storage].pinned = true;
-}
-
-void Machine::lock(uint32_t at) {
-  Storage& storage = storages_[at];
-  check(graph_.material[at] && !storage.banished);
-  if (storage.locks++ == 0) check(pool_.leave(at));
-}
-
-void Machine::unlock(uint32_t at) {
-  Storage& storage = storages_[at];
-  check(graph_.material[at] && storage.locks > 0);
-  if (--storage.locks == 0) enter_pool(at);
+void Machine::leave(uint32_t at) {
+  check(graph_.material[at] && !storages_[at].banished);
+  check(pool_.leave(at));
 }
 
 void Machine::make_room(uint64_t bytes) {
@@ -312,12 +250,12 @@ void Machine::evict_given(uint64_t bytes) {
   const uint64_t executions = result_.model_ops + result_.remat_ops;
   for (int64_t root = given_->next(executions); root >= 0; root = given_->next(executions)) {
     const auto tensor = static_cast<uint64_t>(root);
-    if (tensor >= tensors_.size() || storages_[tensors_[tensor].storage].root != tensor)
+    if (tensor >= tensors_ || log_.storages[storage_of(tensor)].root != tensor)
       given_->refuse("is none; allowed: the first tensor of a storage that exists by then");
-    const uint32_t at = tensors_[tensor].storage;
-    if (storages_[at].pinned) given_->refuse("is pinned; allowed: what is no constant or output");
+    const uint32_t at = storage_of(tensor);
+    if (in_use_[at].pinned) given_->refuse("is pinned; allowed: what is no constant or output");
     if (!graph_.material[at]) given_->refuse("is not resident");
-    if (storages_[at].locks > 0) given_->refuse("is in use by an op or a rematerialization");
+    if (in_use_[at].locks > 0) given_->refuse("is in use by an op or a rematerialization");
     evict(at, true);
   }
   if (memory_ + bytes > options_.budget_bytes)
@@ -331,21 +269,20 @@ void Machine::evict_given(uint64_t bytes) {
 
 void Machine::evict(uint32_t at, bool forced) {
   Storage& storage = storages_[at];
-  check(storage.locks == 0);
-  if (!banishes()) check(!storage.pinned);
+  check(in_use_[at].locks == 0);
+  if (!banishes()) check(!in_use_[at].pinned);
   graph_.material[at] = false;
-  memory_ -= storage.size_bytes;
+  memory_ -= bytes_of(at);
   pool_.leave(at);
   for (const uint32_t tensor : storage.tensors) {
-    tensors_[tensor].defined = false;
+    defined_[tensor] = false;
     if (!banishes()) continue;
     for (const uint32_t parent : links_[tensor].parents)
-      if (tensors_[parent].storage != at)
-        evicted_dependents_[tensors_[parent].storage].insert(tensor);
+      if (storage_of(parent) != at) evicted_dependents_[storage_of(parent)].insert(tensor);
   }
   if (is_marginal_) update_needed(at);
   ++(forced ? result_.forced : result_.other);
-  simulation_.decide(forced ? 'E' : 'D', storage.root);
+  simulation_.decide(forced ? 'E' : 'D', log_.storages[at].root);
   if (caches_regions_) check(regions_.evicted(at, &result_.accesses));
   if (keeps_components_) {
     storage.component = components_.create(graph_.nodes[at].cost);
@@ -363,14 +300,14 @@ void Machine::evict(uint32_t at, bool forced) {
 // 4.4). What depends on it is pinned.
 void Machine::try_banish(uint32_t at) {
   Storage& storage = storages_[at];
-  if (storage.references > 0 || !evicted_dependents_[at].empty()) return;
+  if (in_use_[at].references > 0 || !evicted_dependents_[at].empty()) return;
   if (graph_.material[at]) {
-    storage.locks = 0;
+    in_use_[at].locks = 0;
     evict(at, false);
   }
   for (const uint32_t tensor : storage.tensors) {
     for (const uint32_t parent : links_[tensor].parents) {
-      const uint32_t from = tensors_[parent].storage;
+      const uint32_t from = storage_of(parent);
       if (from == at) continue;
       evicted_dependents_[from].erase(tensor);
       std::vector<uint32_t>& siblings = links_[parent].children;
@@ -380,7 +317,7 @@ void Machine::try_banish(uint32_t at) {
       children.erase(std::remove(children.begin(), children.end(), at), children.end());
     }
     for (const uint32_t child : links_[tensor].children) {
-      const uint32_t to = tensors_[child].storage;
+      const uint32_t to = storage_of(child);
       if (to == at) continue;
       std::vector<uint32_t>& parents = links_[child].parents;
       parents.erase(std::find(parents.begin(), parents.end(), tensor));
@@ -392,7 +329,7 @@ void Machine::try_banish(uint32_t at) {
   }
   storage.banished = true;
   ++result_.banished;
-  simulation_.decide('B', storage.root);
+  simulation_.decide('B', log_.storages[at].root);
 }
 
 // Brings needed (score.h) up to date after the storage's content, references or needed_by have
@@ -406,7 +343,7 @@ void Machine::update_needed(uint32_t changed, bool relinked) {
     Storage& storage = storages_[at];
     const std::vector<uint32_t>& inputs = graph_.nodes[at].next[kAncestors];
     const bool needed = !(relinked && at == changed) && !graph_.material[at] &&
-                        (storage.references > 0 || storage.needed_by > 0);
+                        (in_use_[at].references > 0 || storage.needed_by > 0);
     if (needed == storage.needed) continue;
     storage.needed = needed;
     for (const uint32_t input : inputs) {
@@ -416,19 +353,17 @@ void Machine::update_needed(uint32_t changed, bool relinked) {
   }
 }
 
-void Machine::enter_pool(uint32_t at) {
-  const Storage& storage = storages_[at];
-  check(storage.locks == 0);
+void Machine::enter(uint32_t at) {
+  check(in_use_[at].locks == 0);
   if (pool_.has(at)) return;
-  pool_.enter(
-      at, own_cost(at),
-      options_.heuristic.size == DTR_SIZE_NONE ? 1 : static_cast<double>(storage.size_bytes),
-      static_cast<double>(storage.last_access));
+  pool_.enter(at, own_cost(at),
+              options_.heuristic.size == DTR_SIZE_NONE ? 1 : static_cast<double>(bytes_of(at)),
+              static_cast<double>(in_use_[at].last_access));
 }
 
 void Machine::stamp(uint32_t at) {
-  storages_[at].last_access = result_.clock;
-  pool_.set_access(at, static_cast<double>(result_.clock));
+  in_use_[at].last_access = clock_;
+  pool_.set_access(at, static_cast<double>(clock_));
 }
 
 }  // namespace dtr::simrd

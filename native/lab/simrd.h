@@ -31,29 +31,16 @@
 
 namespace dtr::simrd {
 
-constexpr uint32_t kNone = UINT32_MAX;
-constexpr int64_t kNever = INT64_MIN / 4;  // the last access of what was never accessed
-
-struct TensorState : Tensor {
-  int32_t references = 1;  // by the program
-  bool defined = false;
-};
-
 // The edges of one tensor, which banishing takes away one by one.
 struct Links {
   std::vector<uint32_t> parents;   // the op's inputs, but for those banished
   std::vector<uint32_t> children;  // once for each time that it is an argument
 };
 
+// Beside what everyone who plays knows of it (InUse).
 struct Storage {
-  uint64_t size_bytes = 0;
-  int64_t last_access = kNever;
-  uint32_t root = 0;  // its first tensor
-  int32_t locks = 0;
-  int32_t references = 0;
   uint32_t recomputes = 0;
   uint32_t component = kNone;  // its node while it is evicted, or not yet computed
-  bool pinned = false;
   bool banished = false;
   bool needed = false;     // evicted, and referred to or needed by what is
   uint32_t needed_by = 0;  // storages computed from it that are needed, for the marginal cost
@@ -121,21 +108,18 @@ class Machine : private Playback<Machine> {
   void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges);
   void add_edges(const Op& op);
   void add_ordered_edges(const Op& op);
-  bool is_defined(uint32_t tensor) const { return tensors_[tensor].defined; }
+  bool is_resident(uint32_t storage) const { return graph_.material[storage]; }
   const std::vector<uint32_t>& begin(uint32_t tensor);
-  void waits(uint64_t steps) { result_.chain_depth = std::max(result_.chain_depth, steps); }
-  void execute(const Step& step);
+  void revive(uint32_t storage, bool again);
+  void executed(const Op& op, const Step& step);
   void unlock_inputs(uint32_t tensor);
-  void get(uint32_t tensor);
-  void release(uint32_t tensor);
-  void pin(uint32_t tensor);
-  void lock(uint32_t storage);
-  void unlock(uint32_t storage);
+  void enter(uint32_t storage);
+  void leave(uint32_t storage);
+  void unreferenced(uint32_t storage);
   void evict(uint32_t storage, bool forced);
   void try_banish(uint32_t storage);
   void make_room(uint64_t bytes);
   void evict_given(uint64_t bytes);
-  void enter_pool(uint32_t storage);
   void update_needed(uint32_t storage, bool relinked = false);
   void stamp(uint32_t storage);
   void check(bool holds) const {
@@ -162,15 +146,14 @@ class Machine : private Playback<Machine> {
   bool keeps_components_ = false;
   bool is_marginal_ = false;
 
-  std::vector<TensorState> tensors_;  // of the log, those that were computed so far
-  std::vector<Storage> storages_;
-  Graph graph_;               // the storages, parallel to storages_
-  CandidatePool pool_;        // the resident, unlocked storages
-  bool bounded_ = false;      // whether scores have the bounds that the pool keeps
-  std::vector<Links> links_;  // parallel to tensors_, and
+  uint32_t tensors_ = 0;           // of the log, how many were asked for so far, and
+  std::vector<Storage> storages_;  // their storages
+  Graph graph_;                    // the storages, parallel to storages_
+  CandidatePool pool_;             // the resident, unlocked storages
+  bool bounded_ = false;           // whether scores have the bounds that the pool keeps
+  std::vector<Links> links_;       // parallel to these tensors, and
   std::vector<std::unordered_set<uint32_t>> evicted_dependents_;  // to storages_: tensors; both
                                                                   // for banishing only
-  uint64_t memory_ = 0;
   Components components_;
   Regions regions_{graph_};
   Region walk_up_, walk_down_;
@@ -182,8 +165,6 @@ class Machine : private Playback<Machine> {
   // Of the op that is being defined or executed:
   std::vector<uint32_t> sources_;  // the distinct storages of its arguments
   bool plain_op_ = false;          // all of them are resident, and nothing is to be repeated
-  std::vector<uint32_t> defined_;  // tensors that the execution defined, the wanted one last
-  std::vector<uint32_t> revived_;  // storages that it made resident, likewise
 };
 
 }  // namespace dtr::simrd
