@@ -15,6 +15,7 @@ import sys
 from array import array
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import invoke
@@ -110,7 +111,7 @@ OPCODES = [
     (b"P1\n.", "opcode 0x50"),
     (b"]]].", "does not end with one value"),
 ]
-REFUSED = [
+REFUSED: list[tuple[str, Any, str]] = [
     *(("pickle", b"\x80\x04" + data, reason) for data, reason in OPCODES),
     ("pickle", b"(cos\nsystem\n(S'a'\ntR.", "it asks for os.system"),
     ("json", DEEP.encode(), "recursion"),
@@ -140,34 +141,12 @@ REFUSED = [
     ("rmm", RMM + b"1,00:00:01.0,allocate,0x20,8,0\n", "0x20 is allocated and was not freed"),
     ("rmm", RMM + b"1,1.5,allocate,0x3", "line 3: 4 fields; allowed: 6 (was the file cut off?"),
     ("rmm", b"[7][16:47:00:093520][info  ] ----- RMM LOG BEGIN -----\n", "RMM's debug log"),
+    ("rmm", RMM + f"1,1.5,allocate,0x10,{2**64 - 1},0\n".encode(), "add up to more than"),
 ]  # fmt: skip
 
 
-IS_NONE = {"pickle": "no pickle of plain values", "json": "no JSON of a snapshot"}
-
-
-@pytest.mark.parametrize(
-    ("reader", "data", "reason"), REFUSED, ids=[f"{row[0]}{at}" for at, row in enumerate(REFUSED)]
-)
-def test_what_cannot_be_read_is_refused_by_name_in_a_few_lines(path, reader, data, reason):
-    path.write_bytes(data)
-    done = dtr_alloc("fragment", "report", path)
-    refused(done, path, reason, IS_NONE.get(reader, ""))
-    assert len(done.output) < 500
-
-
-@pytest.mark.parametrize("data", [b"\x80\x04" + b"]" * (1 << 20), b"[" * (1 << 20)])
-def test_a_file_that_unpacks_to_gigabytes_ends_after_so_many_bytes(path, monkeypatch, data):
-    monkeypatch.setattr(plain_pickle, "MOST_BYTES", 1 << 18)
-    monkeypatch.setattr(torch_snapshot, "MOST_JSON_BYTES", 1 << 18)
-    path.write_bytes(gzip.compress(data))
-    refused(dtr_alloc("fragment", "report", path), path, "more than 262144 bytes")
-
-
-# ---- pickles ----
-
-
 def laughs(depth=60):
+    """Lists that share their parts: small in memory, and without end as a text."""
     value = ["ha"]
     for _ in range(depth):
         value = [value, value]
@@ -183,29 +162,100 @@ def snapshot(**parts):
 def with_event(**parts):
     found = snapshot()
     found["device_traces"][0][0].update(parts)
+    found["device_traces"][0].insert(0, {"action": "snapshot", "time_us": 1})
     return found
 
 
-class TestPickles:
-    @pytest.mark.parametrize(
-        ("found", "reason"),
-        [
-            (snapshot(allocator_settings={"x": laughs()}), "the meta is not what JSON can hold"),
-            (snapshot(dtr_alloc={"meta": {"x": laughs()}}), "the meta is not what JSON can hold"),
-            (snapshot(segments=[{"device": laughs()}]), "segment 0: 'device' is [[a list, "),
-            (snapshot(segments=laughs()), "segment 0: 'device' is None"),
-            (with_event(action=laughs()), "event 0: the action is [[a list, "),
-            (with_event(time_us=laughs()), "event 0: 'time_us' is [[a list, "),
-            (with_event(size=laughs()), "event 0: 'size' is [[a list, "),
-            (snapshot(external_annotations=laughs()), "annotation 0: 'device' is None"),
-            ([laughs()], "segment 0: 'device' is None"),
-            (laughs(), "segment 0: 'device' is None"),
-        ],
-    )
-    def test_lists_that_share_their_parts_are_never_written_out(self, path, found, reason):
-        path.write_bytes(pickle.dumps(found))
-        refused(dtr_alloc("fragment", "import", path, "-o", "/dev/null"), path, reason)
+def pieces(count):
+    """Expandable segments of one device."""
+    return [
+        {"device": 0, "address": 8 * at, "total_size": 1, "is_expandable": True}
+        for at in range(count)
+    ]
 
+
+SNAPSHOTS = [
+    (snapshot(allocator_settings={"x": laughs()}), "the meta is not what JSON can hold"),
+    (snapshot(dtr_alloc={"meta": {"x": laughs()}}), "the meta is not what JSON can hold"),
+    (snapshot(segments=[{"device": laughs()}]), "segment 0: 'device' is [[a list, "),
+    (snapshot(segments=laughs()), "segment 0: 'device' is None"),
+    (with_event(action=laughs()), "event 1: the action is [[a list, "),
+    (with_event(time_us=laughs()), "event 1: 'time_us' is [[a list, "),
+    (with_event(size=laughs()), "event 1: 'size' is [[a list, "),
+    (snapshot(external_annotations=laughs()), "annotation 0: 'device' is None"),
+    ([laughs()], "segment 0: 'device' is None"),
+    (laughs(), "segment 0: 'device' is None"),
+    (snapshot(segments=[{"device": 65535}] * 2000), "of device 65535; allowed: up to 255"),
+    (snapshot(device_traces=[[]] * 300), "a trace of device 299; allowed: up to 255"),
+    (with_event(time_us=2**64 - 1), ""),
+    (with_event(size=10**5000), "a number of 2077 bytes"),
+    (with_event(action="segment_map", addr=2**63, size=2**63), "addresses of 64 bits"),
+    (snapshot(segments=pieces(70_000)), "in more than 65536 pieces"),
+]
+REFUSED += [("shared", pickle.dumps(found), reason) for found, reason in SNAPSHOTS]
+
+
+def blocks(*parts):
+    """A file of a trace with these blocks: kind, payload, count."""
+    made = trace_file._HEAD.pack(trace_file.MAGIC, trace_file.VERSION, 0, 0)
+    return made + b"".join(trace_file._packed(*part) for part in parts)
+
+
+META = (b"META", b'{"source": "rmm"}', 1)
+
+
+def of_events(*events, meta=None):
+    trace = Trace({"source": "rmm"} if meta is None else meta)
+    for kind, address, size in events:
+        trace.add(kind, address=address, size_bytes=size)
+    return trace
+
+
+METAS = [
+    *({"source": ["torch"]}, {"devices": {"a": 1}}, {"devices": [5]}, {"x": 10**4000}),
+    *({"devices": [{"chunk_bytes": wrong}]} for wrong in ("x", -1, 10**30)),
+    {"x": list(range(200_000))},
+]
+EVENTS = [
+    ([(Kind.ALLOCATE, 512, 2**64 - 1)], "add up to more than"),
+    ([(Kind.ALLOCATE, 512 * at, 2**59) for at in range(5)], "add up to more than"),
+    ([(Kind.SEGMENT_ALLOCATE, 512, 2**62)], "add up to more than"),
+    ([(Kind.ALLOCATE, 2**64 - 512, 512)], "event 0 is of 512 bytes at 0xfffffffffffffe00"),
+    ([(Kind.SEGMENT_FREE, 2**64 - 1, 1)], "event 0 is of 1 bytes"),
+]
+NAMES = (b"NAME", b"[" + b'"a",' * 200_000 + b'"a"]', 200_001)
+REFUSED += [
+    *(("trace", of_events(*events), reason) for events, reason in EVENTS),
+    *(("trace", of_events((Kind.ALLOCATE, 512, 5), meta=meta), "the meta") for meta in METAS),
+    *(
+        ("trace", blocks((b"META", b'{"a": ' + text.encode(), 1)), "at byte 16: damaged")
+        for text in (DEEP, DIGITS)
+    ),
+    ("trace", blocks(META, *[NAMES] * 6), "too many names"),
+    ("trace", blocks(META, (b"NAME", b" " * (1 << 27), 1)), "a NAME block of 134217728 bytes"),
+]
+IS_NONE = {"pickle": "no pickle of plain values", "json": "no JSON of a snapshot"}
+
+
+@pytest.mark.parametrize(
+    ("reader", "data", "reason"), REFUSED, ids=[f"{row[0]}{at}" for at, row in enumerate(REFUSED)]
+)
+def test_what_cannot_be_read_is_refused_by_name_in_a_few_lines(path, reader, data, reason):
+    trace_file.write(data, path) if isinstance(data, Trace) else path.write_bytes(data)
+    done = dtr_alloc("fragment", "report", path)
+    refused(done, path, reason, IS_NONE.get(reader, ""))
+    assert len(done.output) < 500
+
+
+@pytest.mark.parametrize("data", [b"\x80\x04" + b"]" * (1 << 20), b"[" * (1 << 20)])
+def test_a_file_that_unpacks_to_gigabytes_ends_after_so_many_bytes(path, monkeypatch, data):
+    monkeypatch.setattr(plain_pickle, "MOST_BYTES", 1 << 18)
+    monkeypatch.setattr(torch_snapshot, "MOST_JSON_BYTES", 1 << 18)
+    path.write_bytes(gzip.compress(data))
+    refused(dtr_alloc("fragment", "report", path), path, "more than 262144 bytes")
+
+
+class TestPickles:
     def test_names_that_are_shared_lists_are_no_names(self, path):
         frames = [{"name": laughs(), "filename": laughs(), "line": laughs()}]
         marked = {"frames": frames, "user_metadata": laughs()}
@@ -213,7 +263,7 @@ class TestPickles:
         found = with_event(**marked) | {"external_annotations": [annotation]}
         path.write_bytes(pickle.dumps(found))
         trace = formats.read(path)
-        assert set(trace.names) == {"", " (:0)", " "}
+        assert set(trace.names) == {"", " (:0)", " ", "snapshot"}
 
     def test_a_text_that_many_frames_share_is_not_copied_for_each(self, path):
         name = "x" * 10_000_000
@@ -261,50 +311,6 @@ class TestPickles:
         found = plain_pickle.load(path)
         assert found[0] is found
 
-    @pytest.mark.parametrize(
-        ("found", "reason"),
-        [
-            (snapshot(segments=[{"device": 65535}] * 2000), "of device 65535; allowed: up to 255"),
-            (snapshot(device_traces=[[]] * 300), "a trace of device 299; allowed: up to 255"),
-            (with_event(time_us=2**64 - 1), ""),
-            (with_event(size=10**5000), "a number of 2077 bytes"),
-            (with_event(action="segment_map", addr=2**63, size=2**63), "addresses of 64 bits"),
-            (
-                snapshot(
-                    segments=[
-                        {"device": 0, "address": 8 * at, "total_size": 1, "is_expandable": True}
-                        for at in range(70_000)
-                    ]
-                ),
-                "in more than 65536 pieces",
-            ),
-        ],
-    )
-    def test_devices_and_numbers_have_bounds(self, path, found, reason):
-        first = {"action": "snapshot", "time_us": 1}
-        found["device_traces"][0].insert(0, first)
-        path.write_bytes(pickle.dumps(found))
-        refused(dtr_alloc("fragment", "report", path), path, reason)
-
-
-# ---- traces ----
-
-
-def blocks(path, *parts):
-    """A file of a trace with these blocks: kind, payload, count."""
-    made = trace_file._HEAD.pack(trace_file.MAGIC, trace_file.VERSION, 0, 0)
-    path.write_bytes(made + b"".join(trace_file._packed(*part) for part in parts))
-
-
-META = (b"META", b'{"source": "rmm"}', 1)
-
-
-def of_events(*events, meta=None):
-    trace = Trace({"source": "rmm"} if meta is None else meta)
-    for kind, address, size in events:
-        trace.add(kind, address=address, size_bytes=size)
-    return trace
-
 
 class TestTraces:
     def test_blocks_that_unpack_to_gigabytes_end_where_there_are_too_many_events(
@@ -312,51 +318,8 @@ class TestTraces:
     ):
         monkeypatch.setattr(trace_file, "MOST_EVENTS", 5000)
         many = (b"EVNT", bytes(39 * 1000), 1000)
-        blocks(path, META, *[many] * 100)
+        path.write_bytes(blocks(META, *[many] * 100))
         refused(dtr_alloc("fragment", "report", path), path, "at byte", "more than 5000 events")
-
-    def test_repeated_names_end_where_there_are_too_many(self, path):
-        names = b"[" + b'"a",' * 200_000 + b'"a"]'
-        blocks(path, META, *[(b"NAME", names, 200_001)] * 6)
-        refused(dtr_alloc("fragment", "report", path), path, "too many names")
-        blocks(path, META, (b"NAME", b" " * (1 << 27), 1))
-        refused(dtr_alloc("fragment", "report", path), path, "a NAME block of 134217728 bytes")
-
-    @pytest.mark.parametrize("meta", [b'{"a": ' + DEEP.encode(), b'{"a": ' + DIGITS.encode()])
-    def test_deep_meta_and_long_numbers_are_damaged(self, path, meta):
-        blocks(path, (b"META", meta, 1))
-        refused(dtr_alloc("fragment", "report", path), path, "at byte 16: damaged")
-
-    @pytest.mark.parametrize(
-        "meta",
-        [
-            {"source": ["torch"]},
-            {"devices": {"a": 1}},
-            {"devices": [5]},
-            {"devices": [{"chunk_bytes": "x"}]},
-            {"devices": [{"chunk_bytes": -1}]},
-            {"devices": [{"chunk_bytes": 10**30}]},
-            {"x": 10**4000},
-            {"x": list(range(200_000))},
-        ],
-    )
-    def test_meta_of_other_types_is_named(self, path, meta):
-        trace_file.write(of_events((Kind.ALLOCATE, 512, 5), meta=meta), path)
-        refused(dtr_alloc("fragment", "report", path), path, "the meta")
-
-    @pytest.mark.parametrize(
-        ("events", "reason"),
-        [
-            ([(Kind.ALLOCATE, 512, 2**64 - 1)], "add up to more than"),
-            ([(Kind.ALLOCATE, 512 * at, 2**59) for at in range(5)], "add up to more than"),
-            ([(Kind.SEGMENT_ALLOCATE, 512, 2**62)], "add up to more than"),
-            ([(Kind.ALLOCATE, 2**64 - 512, 512)], "event 0 is of 512 bytes at 0xfffffffffffffe00"),
-            ([(Kind.SEGMENT_FREE, 2**64 - 1, 1)], "event 0 is of 1 bytes"),
-        ],
-    )
-    def test_sizes_and_addresses_stay_within_64_bits(self, path, events, reason):
-        trace_file.write(of_events(*events), path)
-        refused(dtr_alloc("fragment", "report", path), path, reason)
 
     def test_requests_for_room_among_many_holes_end(self, path):
         holes = [(Kind.ALLOCATE, 8192 * at, 512) for at in range(1, 200)]
@@ -371,7 +334,7 @@ class TestTraces:
         refused(dtr_alloc("fragment", "report", "/dev/zero"), "/dev/zero is no regular file")
 
     def test_a_name_that_nothing_can_print_is_replaced(self, path):
-        blocks(path, META, (b"NAME", b'["\\ud800"]', 1), (b"DONE", b"{}", 0))
+        path.write_bytes(blocks(META, (b"NAME", b'["\\ud800"]', 1), (b"DONE", b"{}", 0)))
         assert trace_file.read(path).names == ["", "?"]
 
     @pytest.mark.parametrize("model", MODELS)
@@ -383,18 +346,6 @@ class TestTraces:
             done = prepared.run(model, budget)
             assert not done.completed
             assert done.failed_bytes == 2**64 - 1
-
-
-@pytest.mark.parametrize("budget", ["1MiB", "unlimited"])
-def test_first_fit_with_a_budget_is_asked_for_all_addresses_there_are(path, budget):
-    path.write_text(
-        "Thread,Time,Action,Pointer,Size,Stream\n" + f"1,1.5,allocate,0x10,{2**64 - 1},0\n"
-    )
-    done = limited(
-        *("fragment", "run", path, "--model", "first_fit", "--budget", budget),
-        address_space=8 << 30,
-    )
-    refused(done, path, "add up to more than")
 
 
 def test_a_budget_into_which_not_even_the_first_request_fits_is_reported(path):
