@@ -152,6 +152,71 @@ def _place(
     return address
 
 
+def a_life(seed: int = 4, steps: int = 400) -> Trace:
+    """A trace of a mapped heap with evictions, returns and moves, on two devices."""
+    rng = random.Random(seed)
+    trace = Trace({"source": "dtr_alloc", "time_unit": "ns"}, ["", "aten::mm", "größe"])
+    live: list[dict[int, int]] = [{}, {}]  # by device: address -> slots
+    mapped: list[set[int]] = [set(), set()]
+    now = 0
+
+    def add(kind: Kind, address: int = 0, size: int = 0, device: int = 0, name: int = 0) -> None:
+        nonlocal now
+        trace.add(kind, time_ns=now, address=address, size_bytes=size, device=device, name=name)
+        now += 1000 * rng.randrange(1, 9)
+
+    def place(device: int, slots: int) -> int | None:
+        taken = {s for a, n in live[device].items() for s in range(a, a + n)}
+        for at in range(64):
+            if not taken & set(range(at, at + slots)):
+                for chunk in range(at // 4, (at + slots - 1) // 4 + 1):
+                    if chunk not in mapped[device]:
+                        mapped[device].add(chunk)
+                        add(Kind.SEGMENT_ALLOCATE, (1 << 46) + chunk * 2 * MIB, 2 * MIB, device)
+                return at
+        return None
+
+    def address(slot: int) -> int:
+        return (1 << 46) + slot * MIB // 2
+
+    add(Kind.BUDGET, size=64 * MIB)
+    for _ in range(steps):
+        device = rng.randrange(2)
+        if rng.random() < 0.5 or not live[device]:
+            slots = rng.randrange(1, 7)
+            at = place(device, slots)
+            size = slots * MIB // 2 - rng.randrange(300)
+            if at is None:
+                add(Kind.ROOM, size=size, device=device, name=1)
+                add(Kind.OUT_OF_MEMORY, size=size, device=device, name=1)
+                continue
+            live[device][at] = slots
+            add(Kind.ALLOCATE, address(at), size, device, name=rng.randrange(3))
+            if rng.random() < 0.2:
+                add(Kind.REMATERIALIZE, address(at), size, device, name=2)
+            continue
+        old = rng.choice(sorted(live[device]))
+        slots = live[device][old]
+        fate = rng.random()
+        if fate < 0.3:
+            add(Kind.EVICT, address(old), 0, device, name=1)
+        elif fate < 0.5 and (at := place(device, slots)) is not None:
+            live[device][at] = slots
+            add(Kind.ALLOCATE, address(at), slots * MIB // 2, device)
+            add(Kind.MOVE_FROM, address(old), slots * MIB // 2, device)
+            add(Kind.MOVE_TO, address(at), slots * MIB // 2, device)
+        del live[device][old]
+        add(Kind.FREE, address(old), slots * MIB // 2, device)
+        used = {s // 4 for a, n in live[device].items() for s in range(a, a + n)}
+        for chunk in sorted(mapped[device] - used):
+            if rng.random() < 0.3:
+                mapped[device].remove(chunk)
+                add(Kind.SEGMENT_FREE, (1 << 46) + chunk * 2 * MIB, 2 * MIB, device)
+    add(Kind.STEP, name=2)
+    trace.validate()
+    return trace
+
+
 def live_at_end(trace: Trace) -> list[tuple[int, int, int]]:
     """(device, address, bytes) of what is in use at the end."""
     lifetimes = trace.lifetimes()

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 from control_groups import control_group
 from native_fixtures import ROOT, compile_cpp
-from native_pool import KIB, MIB, NativePool, fill, read
+from native_pool import KIB, MIB, NativePool, fill
 
 BEGIN = """
 import contextlib, mmap, random, resource
@@ -256,13 +256,3 @@ def test_remapping_never_holds_more_pages_than_the_budget():
             assert resident_bytes() - before < 20 * MIB
             for block in [large, *blocks[1::2]]:
                 pool.free(block)
-
-
-def test_memory_that_comes_back_is_zeroed_by_the_system():
-    with NativePool("host", budget=MIB) as pool:
-        address = pool.allocate(MIB)
-        fill(address, MIB, 9)
-        pool.free(address)
-        pool.trim()
-        assert pool.allocate(MIB) == address
-        assert read(address, MIB) == {0}

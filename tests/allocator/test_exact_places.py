@@ -67,9 +67,6 @@ class TestInAFreeHole:
             assert pool.try_at(size, base) == NOTHING, "more than the budget"
         assert address_order(pool) == before
 
-    def test_nothing_is_given_for_no_bytes(self, pool):
-        assert pool.try_at(0, base_of(pool)) == NOTHING
-
     def test_room_is_not_asked_for(self, pool, chunk):
         asked = []
         pool.set_room(lambda size, stream: asked.append(size))

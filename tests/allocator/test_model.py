@@ -6,6 +6,7 @@ Hypothesis prints a failing run as a list of rule calls; keep it as a named test
 from contextlib import contextmanager, suppress
 from typing import ClassVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -265,35 +266,23 @@ class PoolAgainstModel(RuleBasedStateMachine):
 SETTINGS = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
 
 
-@few_or_many(50, 400)
-def test_host_memory_agrees_with_the_model(examples):
-    run(PoolAgainstModel, settings=settings(SETTINGS, max_examples=examples))
+ON_CUDA = {"driver": "cuda", "chunk": 2 << 20}
+MACHINES = {
+    "host": {},
+    # With streams, events completing at will, and failing driver calls.
+    "cuda": ON_CUDA,
+    # Idle memory goes back as soon as it can, and freed blocks are filled: at once, as the model
+    # writes at once, too.
+    "cuda that gives back": ON_CUDA | {"options": {"keep": 5 << 20, "poison": 1}, "hold": 2},
+}
 
 
 @few_or_many(50, 400)
-def test_cuda_memory_agrees_with_the_model(fake_cuda, examples):
-    """The same with streams, events completing at will, and failing driver calls."""
-
-    class OnCuda(PoolAgainstModel):
-        driver = "cuda"
-        chunk = 2 << 20
-        fake = fake_cuda
-
-    run(OnCuda, settings=settings(SETTINGS, max_examples=examples))
-
-
-@few_or_many(50, 200)
-def test_cuda_memory_that_goes_back_by_itself_agrees_with_the_model(fake_cuda, examples):
-    """The same with idle memory going back as soon as it can, and freed blocks filled."""
-
-    class GoesBack(PoolAgainstModel):
-        driver = "cuda"
-        chunk = 2 << 20
-        fake = fake_cuda
-        options: ClassVar = {"keep": 5 << 20, "poison": 1}
-        hold = 2  # fills have their effect at once: the model writes at once, too
-
-    run(GoesBack, settings=settings(SETTINGS, max_examples=examples))
+@pytest.mark.parametrize("name", MACHINES)
+def test_memory_agrees_with_the_model(name, fake_cuda, examples):
+    fake = {"fake": fake_cuda} if name != "host" else {}
+    machine = type("Machine", (PoolAgainstModel,), {**MACHINES[name], **fake})
+    run(machine, settings=settings(SETTINGS, max_examples=examples))
 
 
 def test_memory_that_was_not_released_is_released_in_its_context(fake_cuda):

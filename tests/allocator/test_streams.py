@@ -188,19 +188,6 @@ def test_a_second_stream_waits_for_work_at_the_old_addresses(pool, fake_cuda):
     assert blocks[0] not in range(taken, taken + 4 * CHUNK)
 
 
-def test_chunks_of_several_streams_are_not_unmapped_under_unfinished_work(pool, fake_cuda):
-    """The same with events of two streams, and on trim."""
-    blocks = [pool.allocate(CHUNK, A if i % 4 else B) for i in range(8)]
-    for i, block in enumerate(blocks):
-        fake_cuda.launch(A if i % 4 else B, block, CHUNK)
-    for block in blocks[::2]:
-        pool.free(block)
-    taken = pool.allocate(4 * CHUNK, B)
-    fake_cuda.launch(B, taken, 4 * CHUNK)
-    pool.free(taken)
-    pool.trim()
-
-
 def test_slabs_of_one_stream_serve_another_only_behind_an_event(pool, fake_cuda):
     small = [pool.allocate(2048, A) for _ in range(CHUNK // 2048)]  # all slabs of a chunk
     pool.allocate(7 * CHUNK, B)

@@ -173,27 +173,6 @@ class TestEveryDeallocationPolicy:
         large.release()
         assert toy.content(z) == z.expected()
 
-    def test_contents_are_right_whatever_died(self, make_toy, dealloc):
-        toy = make_toy(pages=16, dealloc=dealloc)
-        x = toy.unseen(WORDS)
-        heads = [x]
-        for i in range(12):
-            heads.append(toy.one("layer", heads[-1], parameter=i))
-            if i % 3 == 2:
-                toy.run("relu_", (heads[-1], MUTATE))
-            toy.verify()
-        kept = heads[::4]
-        for tensor in heads:
-            if tensor not in kept:
-                tensor.release()
-                toy.verify()
-        for tensor in kept[1:]:
-            toy.evict(tensor)
-            toy.verify()
-        for tensor in reversed(kept):
-            assert toy.content(tensor) == tensor.expected()
-            toy.verify()
-
 
 class TestIgnore:
     def test_a_dead_storage_with_dependents_keeps_its_memory(self, make_toy):

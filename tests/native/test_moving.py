@@ -9,7 +9,7 @@ import pytest
 from native_fixtures import on_threads
 from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, CUDA, LARGE, A, B
-from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORD, WORDS, Toy, all_right, by_name, line, release
+from toy import CONSTANT, MUTATE, PAGE, WORD, WORDS, Toy, all_right, by_name, line, release
 
 CHUNKS = 64 << 10  # of the fixed pools
 
@@ -94,19 +94,6 @@ class TestWhatMoves:
         assert toy.move_some(1, 2**64 - 1) == 64 * len(sources)
         assert all_right(toy, *sources)
 
-    def test_what_a_running_operator_uses_stays(self, toy):
-        source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
-        x = toy.one("x", source)
-        toy.one("look", other, words=8).release()
-        seen = []
-
-        def meanwhile(operator):
-            seen.append((toy.move(source), toy.move(x), toy.move(other)))
-
-        y = toy.one("y", source, (x, MUTATE), words=WORDS, fails=meanwhile)
-        assert seen == [(False, False, True)]
-        assert all_right(toy, source, other, x, y)
-
     def test_what_a_running_operator_uses_stays_and_others_move_meanwhile(self, toy):
         source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
         seen = []
@@ -124,18 +111,6 @@ class TestWhatMoves:
         assert len(seen) == 6
         assert all(of[:2] == (False, True) for of in seen)
         assert all_right(toy, source, other, x, y)
-
-    def test_hidden_state_and_old_versions_are_right_afterwards(self, toy):
-        source, hidden = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
-        x = toy.one("norm", source, (hidden, SCRATCH))
-        y = toy.one("y", x)
-        toy.run("add_", (x, MUTATE))
-        assert toy.move(hidden)
-        assert toy.move(x)
-        assert toy.evict(y)
-        assert toy.evict(x)
-        toy.move_some(0, 5)
-        assert all_right(toy, source, hidden, x, y)
 
     def test_nothing_does_while_a_graph_is_captured_nor_what_it_touched(self, make_stream_toy):
         toy = make_stream_toy(8, streams=())
@@ -491,19 +466,6 @@ class TestOnStreams:
             assert toy.move(x)  # its copy would overlap B's work otherwise
             assert fake_cuda.unfinished(B) > 0
             toy.one("y", x, words=LARGE)
-
-    def test_the_content_goes_with_it(self, make_stream_toy, fake_cuda):
-        toy = make_stream_toy(12)
-        fake_cuda.hold(2)  # copies at once, work late
-        with toy.on(A):
-            source, x = line(toy, "x", words=LARGE)
-            for seed in range(10):
-                toy.move_some(seed, 2)
-                assert x.is_right()
-                assert source.is_right()
-            assert toy.evict(x)
-            assert all_right(toy, x, source)
-        assert toy.stats().moves > 10
 
     def test_moves_are_timed_on_the_device_and_nobody_waits(self, make_stream_toy, fake_cuda):
         toy = make_stream_toy(24)

@@ -102,14 +102,6 @@ class TestMutation:
         right.release()
         assert left.comes_back()
 
-    def test_one_operator_may_overwrite_two_views_of_one_storage(self, toy):
-        _, whole = line(toy, "f")
-        left, right = toy.view(whole, 0, WORDS // 2), toy.view(whole, WORDS // 2, WORDS // 2)
-        toy.run("swap_", (left, MUTATE), (right, MUTATE))
-        toy.verify()
-        toy.evict(whole)
-        assert toy.content(whole) == whole.expected()
-
     def test_an_overwrite_of_a_part_keeps_the_rest(self, toy):
         _, y = line(toy, "f")
         half = toy.view(y, 0, WORDS // 2)
@@ -134,14 +126,6 @@ class TestMutation:
         toy.run("receive_", (y, MUTATE), recomputable=False)
         assert not toy.evict(y)
         assert z.comes_back()
-
-    def test_a_mutation_of_an_evicted_storage_brings_it_back_first(self, toy):
-        _, y = line(toy, "f")
-        toy.evict(y)
-        toy.run("add_", (y, MUTATE))
-        assert y.is_right()
-        toy.evict(y)
-        assert toy.content(y) == y.expected()
 
 
 class TestWhatBecomesConstantWhileItIsOverwritten:
@@ -216,13 +200,6 @@ class TestKeepingWhatIsOverwritten:
         toy.one("norm", x, (running, MUTATE), keeps_old=True)
         assert before.evicted
         assert toy.content(before) == before.expected()
-
-    def test_one_storage_may_be_read_and_overwritten_by_two_arguments(self, toy):
-        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
-        result = toy.one("norm", x, running, (running, MUTATE), keeps_old=True)
-        assert result.comes_back()
-        again = toy.one("norm", (running, MUTATE), (running, MUTATE), keeps_old=True)
-        assert again.comes_back()
 
     def test_the_copy_goes_with_the_last_that_needs_it(self, toy):
         x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)

@@ -70,14 +70,6 @@ class TestReset:
         assert toy.stats().kept_constant_bytes == 0
         toy.verify()
 
-    def test_all_evicted_storages_come_back_at_once(self, toy):
-        x = toy.unseen(WORDS)
-        results = [toy.one("f", x, parameter=i) for i in range(10)]
-        for result in results:
-            toy.evict(result)
-        toy.materialize_all()
-        assert all(result.is_right() for result in results)
-
     def test_if_not_all_fits_that_is_an_error_and_no_endless_exchange(self, make_toy):
         toy = make_toy(pages=8)
         x = toy.unseen(WORDS)

@@ -100,14 +100,6 @@ class TestConstants:
         assert not toy.evict(source)
         toy.reset()
 
-    def test_overwriting_one_keeps_what_was_computed_from_it(self, make_toy):
-        toy = make_toy(**swapping())
-        source, result = line(toy, "f")
-        toy.evict(result)
-        toy.evict(source)
-        toy.run("add_", (source, MUTATE), parameter=1)
-        assert all_right(toy, source, result)
-
 
 class TestCap:
     def test_no_more_goes_to_host_memory_than_it_allows(self, make_toy):

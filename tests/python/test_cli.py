@@ -105,6 +105,7 @@ GIB = ("--budget", "1GiB")
         (("--budget", "much"), {}, ["--budget is 'much'; allowed: bytes"]),
         ((*GIB, "--device", "tpu"), {}, ["--device is 'tpu'; allowed: auto, cuda, cpu"]),
         (("--budget", ""), {"DTR_ALLOC_BUDGET": "1GiB"}, ["--budget is empty"]),
+        (("--log", "x.log", "--log-steps", "0"), {}, ["--log-steps is '0'"]),
         ((), {"DTR_ALLOC_BUDGET": "much"}, ["DTR_ALLOC_BUDGET is 'much'"]),
         (GIB, {"DTR_ALLOC_BUGDET": "1"}, ["DTR_ALLOC_BUGDET", known_variables()[0]]),
     ],

@@ -122,8 +122,19 @@ def test_a_share_of_an_unknown_device_is_an_error():
         Budget.parse("60%").resolve(0)
 
 
-def test_without_settings_the_defaults_hold():
-    assert load_config({}) == Config()
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        {"DTR_ALLOC_SWAP": "Last-resort"},
+        {"DTR_ALLOC_BUDGET": "", "DTR_ALLOC_CONFIG": ""},
+        {"DTR_BUDGET": "x", "PATH": "/"},
+        {"DTR_ALLOC_BUILD": "debug", "CXX": "c++", "DTR_ALLOC_CACHE": "x"},
+    ],
+    ids=["none", "the default", "empty", "other people's", "of the build and the bridge"],
+)
+def test_variables_that_set_nothing_leave_the_defaults(environ):
+    assert load_config(environ) == Config()
 
 
 def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
@@ -140,18 +151,6 @@ def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
     assert config.debug == Debug(verify=10)
     assert config.device == "auto"
     assert given_settings(environ)["budget"].source == "DTR_ALLOC_BUDGET"
-
-
-def test_swapping_as_the_last_resort_is_the_default():
-    assert load_config({"DTR_ALLOC_SWAP": "Last-resort"}) == Config()
-
-
-def test_an_empty_variable_counts_as_not_set():
-    assert load_config({"DTR_ALLOC_BUDGET": "", "DTR_ALLOC_CONFIG": ""}) == Config()
-
-
-def test_other_peoples_variables_are_not_read():
-    assert load_config({"DTR_BUDGET": "x", "PATH": "/"}) == Config()
 
 
 @pytest.mark.parametrize(
@@ -230,11 +229,6 @@ def test_every_variable_that_the_repository_reads_is_known():
     assert {"DTR_ALLOC_BUDGET", "DTR_ALLOC_BUILD"} < found
     mistyped = {"DTR_ALLOC_BUGDET", "DTR_ALLOC_HEURISTICS"}  # by tests
     assert found - mistyped <= set(known_variables())
-
-
-def test_variables_of_the_build_and_the_bridge_are_known():
-    environ = {"DTR_ALLOC_BUILD": "debug", "CXX": "c++", "DTR_ALLOC_CACHE": "x"}
-    assert load_config(environ) == Config()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from array import array
 from pathlib import Path
 
 import pytest
-from commands import python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -241,18 +240,17 @@ class TestErrors:
         assert reason in error.reason
         assert str(error) == f"{path}, line {line}: {error.reason}"
 
-    def test_a_file_without_start(self, log):
-        with pytest.raises(LogError, match="no line is ANNOTATE START"):
-            compile_log(log(A, begin=""))
-
-    def test_an_empty_file(self, log):
-        with pytest.raises(LogError, match="the file is empty"):
-            compile_log(log("", begin=""))
-
-    @pytest.mark.parametrize("rest", ["", "\n\n"])
-    def test_nothing_after_start(self, log, rest):
-        with pytest.raises(LogError, match="nothing follows ANNOTATE START"):
-            compile_log(log(rest))
+    @pytest.mark.parametrize(
+        ("text", "begin", "reason"),
+        [
+            (A, "", "no line is ANNOTATE START"),
+            ("", "", "the file is empty"),
+            *((rest, BEGIN, "nothing follows ANNOTATE START") for rest in ("", "\n\n")),
+        ],
+    )
+    def test_a_file_without_a_beginning_or_without_more(self, log, text, begin, reason):
+        with pytest.raises(LogError, match=reason):
+            compile_log(log(text, begin))
 
     def test_bytes_that_are_not_utf8(self, tmp_path):
         path = tmp_path / "job.log"
@@ -519,17 +517,6 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, instructions):
     program = compile_log(path)
     assert program.counts.get("CALL", 0) == sum(isinstance(i, Call) for i in instructions)
     walk(program)
-
-
-def test_oplog_needs_neither_torch_nor_the_core():
-    code = (
-        "import sys, dtr_alloc.oplog\n"
-        "print([n for n in ('torch', 'cffi', 'dtr_alloc.core', 'dtr_alloc._core') "
-        "if n in sys.modules])"
-    )
-    root = Path(__file__).parent.parent.parent
-    result = python("-c", code, cwd=root)
-    assert (result.returncode, result.stdout.strip()) == (0, "[]"), result.stderr
 
 
 def test_an_effect_and_what_is_not_read_come_back_as_they_were_written(tmp_path):

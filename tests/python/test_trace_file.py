@@ -1,49 +1,20 @@
 """Traces in memory and in files: what they hold, and what is refused. Needs nothing."""
 
-import random
 import struct
 import zlib
 from array import array
 
 import pytest
+from made_up_trace import a_life
 
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import COLUMNS, Kind, Trace, TraceError
 
 
-def made_up(events, seed=1, devices=1):
-    """A valid trace with every kind of event."""
-    rng = random.Random(seed)
-    trace = Trace({"source": "dtr_alloc", "time_unit": "ns"}, ["", "aten::mm", "größe"])
-    live = []
-    now = 0
-    while len(trace) < events:
-        now += rng.randrange(3000)
-        what = rng.random()
-        at = {"time_ns": now, "stream": rng.choice((0, 7, 2**63)), "name": rng.randrange(3)}
-        device = rng.randrange(devices)
-        address = rng.choice((1 << 47, 512)) + 512 * len(trace)
-        size = rng.randrange(1, 1 << 30)
-        if what < 0.5 or not live:
-            trace.add(Kind.ALLOCATE, address=address, size_bytes=size, device=device, **at)
-            live.append((device, address))
-        elif what < 0.6:
-            kind = rng.choice([*range(6, 10), Kind.BUDGET, Kind.STEP, Kind.MARK])
-            is_segment = kind in (Kind.SEGMENT_ALLOCATE, Kind.SEGMENT_FREE)
-            trace.add(kind, size_bytes=size if is_segment else 2**64 - 1, device=device, **at)
-        else:
-            device, old = live.pop(rng.randrange(len(live)))
-            if what > 0.9:
-                trace.add(Kind.REMATERIALIZE, address=old, device=device, **at)
-            if what < 0.7:
-                trace.add(Kind.EVICT, address=old, device=device, **at)
-            elif what < 0.8:
-                trace.add(Kind.ALLOCATE, address=address, device=device, **at)
-                trace.add(Kind.MOVE_FROM, address=old, device=device, **at)
-                trace.add(Kind.MOVE_TO, address=address, device=device, **at)
-                live.append((device, address))
-            trace.add(Kind.FREE, address=old, device=device, **at)
-    return trace
+def made_up(events):
+    """So many events, of every kind, of two devices."""
+    life = a_life()
+    return life.select([row % len(life) for row in range(events)])
 
 
 def of_events(*events):
@@ -60,8 +31,7 @@ def path(tmp_path):
 
 @pytest.mark.parametrize("events", [0, 1, 1000, trace_file.BLOCK_EVENTS + 3])
 def test_a_trace_comes_back_from_its_file_as_it_was(path, events):
-    trace = made_up(events, devices=3)
-    trace.validate()
+    trace = made_up(events)
     trace_file.write(trace, path)
     assert trace_file.read(path) == trace
 
@@ -236,26 +206,23 @@ def test_events_without_their_partner_are_named(events, message):
         of_events(*events).validate()
 
 
-def test_columns_names_and_times_are_checked():
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda trace: trace.time_ns.__setitem__(5, -1), "event 5 is at -1 ns, before event 4"),
+        (lambda trace: trace.name.__setitem__(3, 9), "event 3 has name 9; there are 3"),
+        (lambda trace: trace.device.pop(), r"different lengths: .*'device': 9"),
+        (lambda trace: trace.names.__setitem__(0, "x"), "allowed: the empty string"),
+        (
+            lambda trace: setattr(trace, "time_ns", array("Q", trace.time_ns)),
+            "time_ns is no array of 'q'",
+        ),
+    ],
+)
+def test_columns_names_and_times_are_checked(change, message):
     trace = made_up(10)
-    trace.time_ns[5] = -1
-    with pytest.raises(TraceError, match="event 5 is at -1 ns, before event 4"):
-        trace.validate()
-    trace = made_up(10)
-    trace.name[3] = 9
-    with pytest.raises(TraceError, match="event 3 has name 9; there are 3"):
-        trace.validate()
-    trace = made_up(10)
-    trace.device.pop()
-    with pytest.raises(TraceError, match=r"different lengths: .*'device': 9"):
-        trace.validate()
-    trace = made_up(10)
-    trace.names[0] = "x"
-    with pytest.raises(TraceError, match="allowed: the empty string"):
-        trace.validate()
-    trace = made_up(10)
-    trace.time_ns = array("Q", trace.time_ns)
-    with pytest.raises(TraceError, match="time_ns is no array of 'q'"):
+    change(trace)
+    with pytest.raises(TraceError, match=message):
         trace.validate()
 
 

@@ -15,11 +15,11 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from made_up_trace import Arena
+from made_up_trace import a_life
 
 from dtr_alloc.fragment import torch_export
 from dtr_alloc.traces import trace_file
-from dtr_alloc.traces.trace import COLUMNS, Kind, Trace
+from dtr_alloc.traces.trace import COLUMNS, Trace
 
 DEEP, DIGITS = "@deep@", "@digits@"
 """Stand in JSON and TOML for what json.dumps() cannot write: brackets 100,000 deep and a number of
@@ -142,29 +142,8 @@ def to_json(tree: Any) -> bytes:
 # ---- allocation traces ----
 
 
-def a_trace(rng: random.Random, events: int = 60) -> Trace:
-    """A little job with evictions, moves of none, steps and failures."""
-    arena = Arena(1 << 16)
-    live: list[int] = []
-    for _ in range(events):
-        arena.now_ns += rng.randrange(1000)
-        if rng.random() < 0.6 or not live:
-            size = rng.choice((64, 500, 4000, 9000))
-            place = arena.allocate(size, rng.choice(("aten::mm", "aten::add", "größe")))
-            if place is None:
-                arena.note(Kind.ROOM, size=size)
-                arena.note(Kind.OUT_OF_MEMORY, size=size)
-            else:
-                live.append(place)
-        elif rng.random() < 0.5:
-            arena.free(live.pop(rng.randrange(len(live))))
-        else:
-            place = live.pop(rng.randrange(len(live)))
-            arena.note(Kind.EVICT, place)
-            arena.free(place)
-        if rng.random() < 0.1:
-            arena.note(rng.choice((Kind.STEP, Kind.MARK)), name="step")
-    trace = arena.trace
+def a_trace(rng: random.Random) -> Trace:
+    trace = a_life(rng.randrange(2**32), steps=40)
     trace.meta["devices"] = [{"chunk_bytes": 4096, "fixed": False}]
     return trace
 

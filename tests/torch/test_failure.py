@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import re
 import threading
 from collections.abc import Callable
-from functools import partial
 
 import pytest
 import torch
 from harness import MIB, assert_equal, checked_session, evicted
-from native_fixtures import on_threads
 from torch import Tensor, nn
 
 import dtr_alloc
-from bench.models import JOBS, differences
-from bench.models.job import Job
 
 
 def recomputable(scale: float = 2.0) -> Tensor:
@@ -252,37 +247,6 @@ def test_a_session_may_end_inside_a_dispatch_mode() -> None:
         dtr_alloc.disable()
     assert not dtr_alloc.is_enabled()
     assert x[1] == 2
-
-
-def test_threads_train_at_the_same_time_with_the_same_bits() -> None:
-    """Two Python threads under one budget that is too small for both: each has a recorder."""
-    names = ("mlp", "inplace")
-
-    def train(job: Job) -> None:
-        for i in range(3):
-            job.step(i)
-
-    def train_all(in_threads: bool) -> dict[str, dict[str, Tensor]]:
-        # Made here: the default generator, which they draw their weights from, is shared.
-        jobs = {name: JOBS[name]() for name in names}
-        bodies = [partial(train, job) for job in jobs.values()]
-        if in_threads:
-            on_threads(*bodies)
-        for body in () if in_threads else bodies:
-            body()
-        return {name: job.state() for name, job in jobs.items()}
-
-    expected = train_all(in_threads=False)
-    with checked_session():
-        dtr_alloc.reset_peak_stats()
-        train_all(in_threads=False)
-        peak = dtr_alloc.stats()["peak_allocated_bytes"]
-    gc.collect()
-    with checked_session(budget=peak):
-        got = train_all(in_threads=True)
-        assert dtr_alloc.stats()["evictions"] > 0
-    for name in names:
-        assert not differences(expected[name], got[name]), name
 
 
 def test_a_thread_that_outlives_the_session_is_no_longer_recorded() -> None:

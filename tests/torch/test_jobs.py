@@ -218,25 +218,6 @@ def test_a_cell_that_is_run_again_may_enable_again():
         dtr_alloc.disable()
 
 
-def test_enabling_a_job_that_the_environment_enabled_is_the_same_error(tmp_path):
-    code = "import torch, dtr_alloc\ndtr_alloc.enable(budget='32MiB')\n"
-    failed = python("-c", code, cwd=tmp_path, status=1, budget="64MiB")
-    assert "64" in failed.stderr.splitlines()[-1]
-
-
-def test_a_forked_child_starts_with_the_recorder_off(tmp_path):
-    code = (
-        "import os, torch, dtr_alloc\n"
-        "x = torch.ones(1000)\n"
-        "pid = os.fork()\n"
-        "if pid == 0:\n"
-        "    good = not dtr_alloc.is_enabled() and (x + torch.ones(1000)).sum().item() == 2000\n"
-        "    os._exit(0 if good else 7)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), dtr_alloc.is_enabled())\n"
-    )
-    assert python("-c", code, cwd=tmp_path, budget="64MiB").stdout == "0 True\n"
-
-
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_data_loader_work(tmp_path, start):
     (tmp_path / "loader.py").write_text(

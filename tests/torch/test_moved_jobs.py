@@ -134,24 +134,6 @@ def test_by_hand_a_tensor_moves_with_its_views_unless_its_address_was_given_away
         dtr_alloc.check_invariants()
 
 
-def test_gradients_and_saved_tensors_move() -> None:
-    results = []
-    for moves in (False, True):
-        torch.manual_seed(0)
-        with dtr_alloc.session(budget="unlimited", device="cpu"):
-            active = api.active()
-            weight = torch.randn(64, 64, requires_grad=True)
-            hidden = (torch.randn(64, 64) @ weight).relu().exp()
-            (pool,) = active.pools.handles
-            before = dtr_alloc.stats()["moves"]
-            if moves:
-                lib.dtr_engine_move_some(active.engine, pool, 1, 50, ffi.NULL)
-            hidden.sum().backward()
-            assert (dtr_alloc.stats()["moves"] > before) == moves
-            results.append(weight.grad)
-    assert torch.equal(*results)
-
-
 def test_compacting_makes_one_piece_of_what_is_free() -> None:
     """Between whole chunks that were kept, which keep their content, views included."""
     with dtr_alloc.session(budget="unlimited", device="cpu"):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from harness import assert_same_bits, python
+from harness import assert_same_bits
 
 import dtr_alloc
 from bench.measure import profile, train, train_plain
@@ -111,10 +111,3 @@ def test_a_callable_that_fails_for_a_while_can_be_tried_again(
         dtr_alloc.check_invariants()
         job.step(2)
         dtr_alloc.check_invariants()
-
-
-def test_an_unknown_preset_is_named_with_what_is_allowed() -> None:
-    done = python("-c", "import torch", status=2, budget="1GiB", heuristic="best")
-    assert "DTR_ALLOC_HEURISTIC is 'best'; allowed: dtr-full, dtr-eqclass" in done.stderr
-    with pytest.raises(dtr_alloc.ConfigError, match="argument heuristic is 'best'; allowed: dtr-"):
-        dtr_alloc.enable(budget="1GiB", device="cpu", heuristic="best")

@@ -115,23 +115,6 @@ def test_a_job_keeps_its_bits_whatever_chooses_what_is_evicted(
     assert run.added["banished"] > 0 or heuristic != "banish"
 
 
-def test_by_hand_evict_and_materialize_work_beside_every_deallocation_policy() -> None:
-    for dealloc in DEALLOCS:
-        heuristic = replace(PRESETS["marginal"], dealloc=dealloc)
-        with dtr_alloc.session(budget="unlimited", device="cpu", heuristic=heuristic):
-            x = torch.arange(1000.0)
-            y = torch.relu(x - 500)
-            z = y * 2 + 1  # y * 2 dies at once
-            expected = z.clone()
-            for tensor in (y, z):
-                assert dtr_alloc.evict(tensor) == (dealloc != "banish")
-            dtr_alloc.check_invariants()
-            dtr_alloc.materialize(z)
-            assert torch.equal(z, expected)
-            assert torch.equal(y, torch.relu(x - 500))
-            dtr_alloc.check_invariants()
-
-
 def test_the_budget_may_change_between_steps() -> None:
     shape, _ = profile("resnet", STEPS)
     reference = train_plain("resnet", 4)

@@ -48,27 +48,6 @@ def test_a_job_larger_than_the_budget_trains_with_the_same_bits() -> None:
     assert_equal(expected, got)
 
 
-def test_what_is_dear_to_compute_is_swapped_instead() -> None:
-    """A product that takes long and is small comes back from host memory, and is not run again."""
-
-    def job() -> Tensor:
-        a = torch.rand(384, 384)
-        dear = a
-        for _ in range(20):
-            dear = (dear @ a @ a @ a @ a).sigmoid()
-        assert dtr_alloc.evict(dear)
-        return dear + 1
-
-    # The heuristic's cost is that of all that would have to be run again.
-    heuristic = "c=ancestors,m=size,s=1"
-    for swap, runs_again in (("off", True), ("64MiB", False)):
-        with dtr_alloc.session(budget="64MiB", device="cpu", swap=swap, heuristic=heuristic):
-            job()
-            found = dtr_alloc.stats()
-        assert (found["rematerializations"] > 0) == runs_again
-        assert (found["swaps"] > 0) != runs_again
-
-
 def test_evicting_and_reading_a_parameter_by_hand() -> None:
     with checked_session(swap="64MiB"):
         weight = nn.Parameter(torch.arange(4096.0))
