@@ -52,14 +52,15 @@ def test_every_wrong_pointer_of_every_function_is_refused(tmp_path):
     assert int(run(tmp_path, "arguments").split()[0]) > 2000
 
 
-def test_random_sequences_keep_the_rules(tmp_path):
-    run(tmp_path, "sequences", 0, 40)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("first", [1000, 1200, 1400, 1600])
-def test_more_random_sequences_keep_the_rules(tmp_path, first):
-    run(tmp_path, "sequences", first, first + 200)
+@pytest.mark.parametrize(
+    ("first", "count"),
+    [
+        (0, 40),
+        *(pytest.param(first, 200, marks=pytest.mark.long) for first in range(1000, 1800, 200)),
+    ],
+)
+def test_random_sequences_keep_the_rules(tmp_path, first, count):
+    run(tmp_path, "sequences", first, first + count)
 
 
 def refused(status, error=WrongState, match=""):

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from commands import python
 from native_pool import MIB, check, ffi, lib
 
 from dtr_alloc import pools
@@ -131,14 +130,3 @@ def test_a_process_has_one_set_of_pools():
     assert made.budget_bytes() == [UNLIMITED_BYTES]
     with pytest.raises(StateError, match="'cpu', and cannot change to 'cuda'"):
         pools.of_process("cuda", Config())
-
-
-def test_pools_and_cupy_need_no_torch():
-    code = (
-        "import sys, dtr_alloc.cupy as ours\n"
-        "from dtr_alloc import pools\n"
-        "pools.of_process('cpu', pools.Config())\n"
-        "print([name for name in ('torch', 'numpy', 'cupy') if name in sys.modules])"
-    )
-    result = python("-c", code)
-    assert result.stdout.strip() == "[]", result.stderr

@@ -281,6 +281,7 @@ def test_no_more_modules_are_loaded_than_it_takes(tmp_path, command, own, others
     [
         ("dtr_alloc._autoload, dtr_alloc.cli, dtr_alloc.config, dtr_alloc.report", {"rich.table"}),
         ("dtr_alloc.oplog", {"cffi", "dtr_alloc.core", "dtr_alloc._core"}),
+        ("dtr_alloc.cupy, dtr_alloc.pools", {"cupy"}),
     ],
 )
 def test_what_does_not_need_torch_does_not_import_it(names, others):

@@ -72,27 +72,6 @@ def test_an_exception_in_a_hook_ends_the_backward_and_no_more() -> None:
     assert_equal(expected, got)
 
 
-def test_an_exception_in_a_custom_backward_leaves_no_lock() -> None:
-    class Fails(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, gradient):
-            raise ArithmeticError("no gradient")
-
-    with checked_session():
-        x = recomputable().requires_grad_()
-        hidden = torch.tanh(x * 0.5)
-        expected = hidden.tolist()
-        evicted(hidden)
-        with pytest.raises(ArithmeticError, match="no gradient"):
-            Fails.apply(hidden).sum().backward()
-        assert hidden.tolist() == expected
-        assert_unlocked(hidden)
-
-
 def test_a_rematerialization_that_fails_can_be_tried_again() -> None:
     """The third operator of five may not run again; the tensor comes back at the next try."""
     with checked_session():

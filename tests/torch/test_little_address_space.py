@@ -9,7 +9,6 @@ import textwrap
 from typing import Any
 
 import pytest
-from control_groups import control_group
 from harness import python
 
 LIMIT = """
@@ -82,18 +81,6 @@ def test_a_share_is_of_what_the_process_may_have():
         2,
     )
     assert done.stdout == f"{2**30} {2**31}\n"
-
-
-def test_a_share_is_of_what_the_control_group_may_have(without_a_limit):
-    """All that a job keeps is in the heap; what PyTorch takes besides has the other half."""
-    with control_group(2**30) as processes:
-        join = f"open({str(processes)!r}, 'w').write(str(__import__('os').getpid()))\n"
-        done = run(join + TRAINING, "none", "50%", 70, 1)
-    got = json.loads(done.stdout)
-    assert got["bits"] == without_a_limit["bits"]
-    assert got["total_bytes"] == 2**30
-    assert got["peak_reserved_bytes"] <= got["budget_bytes"] == 2**29
-    assert got["evictions"] > 0
 
 
 def test_an_error_names_the_limit_that_stands_in_the_way():

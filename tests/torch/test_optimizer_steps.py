@@ -201,26 +201,3 @@ def test_an_operator_of_foreach_that_is_out_of_memory_changes_none_of_its_tensor
         held.clear()
         write(averages)
     assert not torch.equal(before[1], averages[1])
-
-
-def test_momentum_that_is_evicted_between_steps_does_not_keep_gradients() -> None:
-    """Below six times its parameters SGD ran out of memory: the gradients live until the next
-    forward pass is done, which evicts momentum buffers, and each step left gradients behind."""
-    width, layers, batch = 256, 8, 512
-
-    def train() -> list[Tensor]:
-        torch.manual_seed(0)
-        net = nn.Sequential(
-            *(part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU()))
-        )
-        optimizer = OPTIMIZERS["SGD"](net.parameters())
-        for _ in range(6):
-            loss = (net(torch.randn(batch, width)) - torch.randn(batch, width)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return [parameter.detach() for parameter in net.parameters()]
-
-    expected = train()
-    with checked_session(int(4.5 * 4 * layers * width * (width + 1))):
-        assert_equal(expected, train())

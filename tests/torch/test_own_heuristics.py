@@ -12,7 +12,6 @@ from harness import assert_same_bits
 
 import dtr_alloc
 from bench.measure import profile, train, train_plain
-from bench.models import JOBS
 from dtr_alloc import heuristics
 from dtr_alloc.heuristics import Candidate
 
@@ -86,28 +85,3 @@ def test_a_callable_that_gives_no_score_fails_the_allocation(
         assert [float(result.sum()) for result in results] == [i * 256 * 1024 for i in range(6)]
         del results
         assert float(torch.zeros(512, 1024).sum()) == 0
-
-
-def test_a_callable_that_fails_for_a_while_can_be_tried_again(
-    register: Callable[..., str],
-) -> None:
-    """In the middle of a training step, on autograd's way as well."""
-    shape, _ = profile("mlp", STEPS)
-    broken = [False]
-
-    def score(candidate: Candidate) -> float:
-        if broken[0]:
-            raise ArithmeticError("not now")
-        return -candidate.staleness_ns
-
-    with dtr_alloc.session(budget=shape.budget(0.6), device="cpu", heuristic=register(score)):
-        job = JOBS["mlp"]()
-        job.step(0)
-        broken[0] = True
-        with pytest.raises(RuntimeError, match="heuristic 'mine' failed: ArithmeticError: not now"):
-            job.step(1)
-        job.drop_gradients()
-        broken[0] = False
-        dtr_alloc.check_invariants()
-        job.step(2)
-        dtr_alloc.check_invariants()

@@ -77,24 +77,6 @@ def repeat_during(body: Callable[[], object], drawn: Tensor) -> None:
     thread.join()
 
 
-def test_another_thread_draws_the_same_numbers_while_draws_are_repeated() -> None:
-    """Each repetition once moved the generator and put it back, which lost the other's draws."""
-
-    def draws(generator: torch.Generator) -> list[float]:
-        return [torch.rand(1, generator=generator).item() for _ in range(3000)]
-
-    expected = draws(torch.Generator().manual_seed(7))
-    with checked_session():
-        generator = torch.Generator().manual_seed(1)
-        repeated = torch.randn(1000, generator=generator)
-        right = repeated.clone()
-        generator.manual_seed(7)
-        got: list[float] = []
-        repeat_during(lambda: got.extend(draws(generator)), repeated)
-        assert torch.equal(repeated, right)
-    assert got == expected
-
-
 def test_a_thread_with_its_own_generator_has_its_numbers_beside_training_threads() -> None:
     def prepare(out: list[float]) -> None:
         generator = torch.Generator().manual_seed(1)

@@ -179,22 +179,6 @@ def test_a_lost_tensor_can_be_given_other_memory():
     assert tensor.tolist() == [1, 1, 1]
 
 
-def test_of_a_data_set_of_numpys_only_the_batches_that_were_read_count():
-    data = np.ones((100, COUNT), dtype=np.float32)
-    rows = torch.from_numpy(data)
-    with checked_session():
-        results = [evicted(rows[i : i + 2] * 2) for i in (0, 2)]
-        data[50] = 7
-        results.append(rows[50:52] * 2)
-        assert dtr_alloc.stats()["unseen_writes"] == 0
-        data[3] = 7
-        with pytest.raises(StateError, match="changed by something other than an operator"):
-            dtr_alloc.materialize(results[1])
-        data[3] = 1
-        assert all((result == 2).all() for result in results[:2])
-        assert (results[2][0] == 14).all()
-
-
 def by_numpy(rows: Tensor, first: int) -> None:
     rows.numpy()[first : first + 2] = 7
 
@@ -224,19 +208,6 @@ def test_a_write_into_one_batch_leaves_what_another_batch_made(
             evicted(tensor)
         assert (torch.cat([first, second, third]) == 2).all()
         assert (again == 14).all()
-
-
-@pytest.mark.parametrize("writer", BY_OPERATOR)
-def test_what_the_batch_made_that_an_operator_overwrites_is_computed_before(
-    writer: Callable[[Tensor, int], None],
-):
-    rows = torch.from_numpy(np.ones((10, COUNT), dtype=np.float32))
-    with checked_session():
-        whole, columns = evicted(rows[4:8] * 2), evicted(rows[:, 10:20] * 2)
-        writer(rows, 5)
-        for tensor in (whole, columns):
-            assert dtr_alloc.is_resident(tensor)
-            assert (tensor == 2).all()
 
 
 GIVERS: dict[str, Callable[[Tensor], object]] = {
