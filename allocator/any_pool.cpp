@@ -1,5 +1,6 @@
 #include "any_pool.h"
 
+#include <algorithm>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -78,12 +79,53 @@ void AnyPool::set_budget(uint64_t budget_bytes) {
   }
 }
 
+uint64_t AnyPool::allocate_beyond(uint64_t size_bytes, uint64_t stream) {
+  if (size_bytes == 0) return 0;
+  Lock lock(mutex_);
+  if (driver_->capturing(stream)) {
+    throw StateError("stream " + std::to_string(stream) +
+                     " is being captured into a graph, which keeps its memory");
+  }
+  uint64_t address = 0;
+  try {
+    address = driver_->allocate_on_stream(size_bytes, stream);
+  } catch (const DriverError& error) {
+    if (error.out_of_memory) throw OutOfMemory(error.what());
+    throw;
+  }
+  beyond_[address] = {size_bytes, stream, std::chrono::steady_clock::now()};
+  counts_.beyond_bytes += size_bytes;
+  counts_.peak_beyond_bytes = std::max(counts_.peak_beyond_bytes, counts_.beyond_bytes);
+  ++counts_.beyond_requests;
+  return address;
+}
+
+void AnyPool::free_beyond(uint64_t address) {
+  if (address == 0) return;
+  Lock lock(mutex_);
+  const auto found = beyond_.find(address);
+  if (found == beyond_.end()) {
+    throw InvalidArgument("free_beyond: address " + address_text(address) +
+                          " is no memory beyond the budget (freed twice?); allowed: an address "
+                          "from allocate_beyond");
+  }
+  driver_->free_on_stream(address, found->second.stream);
+  const std::chrono::nanoseconds held = std::chrono::steady_clock::now() - found->second.since;
+  counts_.beyond_ns += static_cast<uint64_t>(held.count());
+  counts_.beyond_bytes -= found->second.size_bytes;
+  beyond_.erase(found);
+}
+
 uint64_t AnyPool::unused_bytes() {
   Lock lock(mutex_);
   return budget_ > counts_.allocated_bytes ? budget_ - counts_.allocated_bytes : 0;
 }
 
 void AnyPool::require_no_blocks() const {
+  if (counts_.beyond_bytes != 0) {
+    throw StateError("the pool has " + size_text(counts_.beyond_bytes) +
+                     " beyond its budget in use; free it before it is destroyed");
+  }
   if (counts_.live_blocks == 0) return;
   throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
                    size_text(counts_.allocated_bytes) + "; free them before it is destroyed");

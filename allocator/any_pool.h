@@ -3,9 +3,11 @@
 // (counted_pool.h) only counts bytes, GuardedPool (guarded_pool.h) finds who keeps pointers.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "at_fork.h"
@@ -69,6 +71,9 @@ class AnyPool {
   // the old budget stays, if it does not.
   void set_budget(uint64_t budget_bytes);
   virtual uint64_t trim() = 0;
+  // dtr_pool_allocate_beyond() and dtr_pool_free_beyond().
+  uint64_t allocate_beyond(uint64_t size_bytes, uint64_t stream);
+  void free_beyond(uint64_t address);
 
   // Asked for every candidate of every search: takes no lock.
   bool contains(uint64_t address) const { return address - first_ < span_; }
@@ -155,6 +160,11 @@ class AnyPool {
   uint64_t lowering_ = kNoLimit;  // the budget that a set_budget in progress wants
 
  private:
+  struct Beyond {
+    uint64_t size_bytes, stream;
+    std::chrono::steady_clock::time_point since;
+  };
+  std::unordered_map<uint64_t, Beyond> beyond_;  // by address: memory beyond the budget
   RoomFn room_ = nullptr;
   void* room_context_ = nullptr;
 };

@@ -78,6 +78,8 @@ struct CuMemAccessDesc {
   X(map, cuMemMap, (CuAddress, size_t size, size_t offset, CuHandle, unsigned long long flags))   \
   X(unmap, cuMemUnmap, (CuAddress, size_t size))                                                  \
   X(set_access, cuMemSetAccess, (CuAddress, size_t size, const CuMemAccessDesc*, size_t count))   \
+  X(allocate_async, cuMemAllocAsync, (CuAddress*, size_t size, CuStream))                         \
+  X(free_async, cuMemFreeAsync, (CuAddress, CuStream))                                            \
   X(event_create, cuEventCreate, (CuEvent*, unsigned flags))                                      \
   X(event_destroy, cuEventDestroy_v2, (CuEvent))                                                  \
   X(event_record, cuEventRecord, (CuEvent, CuStream))                                             \

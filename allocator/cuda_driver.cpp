@@ -130,6 +130,18 @@ bool CudaDriver::synchronize_device() {
   return true;
 }
 
+uint64_t CudaDriver::allocate_on_stream(uint64_t size_bytes, uint64_t stream) {
+  CurrentContext current(cuda_, context_.get());
+  CuAddress address = 0;
+  cuda_.check(cuda_.allocate_async(&address, size_bytes, stream_of(stream)), "cuMemAllocAsync");
+  return address;
+}
+
+void CudaDriver::free_on_stream(uint64_t address, uint64_t stream) {
+  CurrentContext current(cuda_, context_.get());
+  cuda_.check(cuda_.free_async(address, stream_of(stream)), "cuMemFreeAsync");
+}
+
 uint64_t CudaDriver::allocate_host(uint64_t size_bytes) {
   CurrentContext current(cuda_, context_.get());
   void* host = nullptr;

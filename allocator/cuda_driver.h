@@ -32,6 +32,8 @@ class CudaDriver : public Driver {
   void synchronize_stream(uint64_t stream) override;
   bool capturing(uint64_t stream) override;
   bool synchronize_device() override;
+  uint64_t allocate_on_stream(uint64_t size_bytes, uint64_t stream) override;
+  void free_on_stream(uint64_t address, uint64_t stream) override;
   uint64_t allocate_host(uint64_t size_bytes) override;
   void free_host(uint64_t host, uint64_t) override;
   void copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t stream) override;

@@ -79,6 +79,11 @@ class Driver {
   // that is being captured forbids it.
   virtual bool synchronize_device();
 
+  // ---- Optional: memory outside of all reservations, for work on a stream. The device has it back
+  // once the work is done that is on the stream when it is freed; the caller does not wait.
+  virtual uint64_t allocate_on_stream(uint64_t size_bytes, uint64_t stream);
+  virtual void free_on_stream(uint64_t address, uint64_t stream);
+
   // ---- Optional: contents, for moving blocks. In stream order where there are streams.
   virtual bool has_contents() const { return false; }
   virtual void fill(uint64_t address, uint8_t value, uint64_t size_bytes, uint64_t stream);

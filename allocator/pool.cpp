@@ -192,8 +192,10 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, int32
         return reservation_.base() + offset;
       }
       if (last || !possible) {
-        ++counts_.out_of_memory_errors;
-        events_.add(DTR_EVENT_OUT_OF_MEMORY, 0, size_bytes, stream);
+        if (hint != DTR_HINT_WORKSPACE) {
+          ++counts_.out_of_memory_errors;
+          events_.add(DTR_EVENT_OUT_OF_MEMORY, 0, size_bytes, stream);
+        }
         throw OutOfMemory(out_of_memory_message(size_bytes, stream));
       }
     }
@@ -434,6 +436,7 @@ void Pool::reset_peak() {
   counts_.peak_requested_bytes = counts_.requested_bytes;
   counts_.peak_live_blocks = counts_.live_blocks;
   counts_.peak_unused_bytes = 0;
+  counts_.peak_beyond_bytes = counts_.beyond_bytes;
   note_unused();
   chunks_.reset_peak();
 }

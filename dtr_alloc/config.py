@@ -90,7 +90,8 @@ _OPERATOR = re.compile(r"[A-Za-z_]\w*(::[A-Za-z_]\w*)?", re.ASCII)
 PAGE_FORM = "a page (*.html) needs matplotlib: pip install 'dtr-alloc[plots]'"
 SWITCHES = "1, true, yes, on, 0, false, no, off"
 POOL_FORMS = (
-    "parts with commas between them: chunk:SIZE (2MiB; or auto), keep:SIZE (1GiB; or all), fixed"
+    "parts with commas between them: chunk:SIZE (2MiB; or auto), keep:SIZE (1GiB; or all), fixed, "
+    "strict"
 )
 DEBUG_FORMS = (
     "off, or parts with commas between them: poison, verify:N (100), contents, no-moves, guard, "
@@ -297,9 +298,14 @@ class PoolOptions:
     that size. A tensor then needs a hole of its size. Otherwise free memory is mapped to where it
     is needed. Use it to measure the cost of fragmentation."""
 
+    strict: bool = False
+    """Whether workspaces of operators (cuDNN's, cuBLAS's) stay within the budget, too. Otherwise,
+    on CUDA, one that finds no room is served beyond it, so that an operator takes the algorithm
+    that it takes without a budget."""
+
     @classmethod
     def parse(cls, value: object) -> PoolOptions:
-        """From ``chunk:2MiB,keep:1GiB,fixed``. Raises ValueError."""
+        """From ``chunk:2MiB,keep:1GiB,fixed,strict``. Raises ValueError."""
         if isinstance(value, PoolOptions):
             return value
         return cls(
@@ -309,6 +315,7 @@ class PoolOptions:
                     "chunk": _size_or("auto", 0, least=1),
                     "keep": _size_or("all", UNLIMITED_BYTES),
                     "fixed": None,
+                    "strict": None,
                 },
             )
         )
@@ -316,7 +323,7 @@ class PoolOptions:
     def __str__(self) -> str:
         chunk = self.chunk or "auto"
         keep = "all" if self.keep == UNLIMITED_BYTES else self.keep
-        return f"chunk:{chunk},keep:{keep}{',fixed' * self.fixed}"
+        return f"chunk:{chunk},keep:{keep}{',fixed' * self.fixed}{',strict' * self.strict}"
 
 
 @dataclass(frozen=True)

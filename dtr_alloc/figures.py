@@ -58,6 +58,12 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if stats.get("host_waits"):
         seconds = f"{stats['host_wait_seconds']:.3g} s"
         yield "waits for the device", f"{stats['host_waits']:,} ({seconds})"
+    if requests := stats.get("beyond_requests"):
+        yield (
+            "workspaces beyond the budget",
+            f"{format_size(stats['peak_beyond_bytes'])} at most, {requests:,} times, for "
+            f"{stats['beyond_seconds']:.3g} s in all",
+        )
     if "evictions" in stats:
         size = f" ({format_size(stats['evicted_bytes'])})" if "evicted_bytes" in stats else ""
         yield "evictions", f"{stats['evictions']:,}{size}"

@@ -47,6 +47,13 @@ class Stats(dict[str, Any]):
     """The unit in which memory is mapped."""
     peak_unused_bytes: int
     """Mapped, but in no block that is in use."""
+    beyond_bytes: int
+    """Of workspaces of operators that are served beyond the budget now."""
+    peak_beyond_bytes: int
+    beyond_requests: int
+    """Requests for workspaces that were served beyond the budget."""
+    beyond_seconds: float
+    """The host's time from these requests until they were freed."""
     live_blocks: int
     peak_live_blocks: int
     allocations: int

@@ -586,6 +586,18 @@ EXPORT CUresult cuMemSetAccess(CUdeviceptr, size_t size, const CUmemAccessDesc*,
   CALLED_TIMES(size / chunk_bytes);
   return CUDA_SUCCESS;
 }
+EXPORT CUresult cuMemAllocAsync(CUdeviceptr* address, size_t size, CUstream) {
+  CALLED();
+  void* memory = nullptr;
+  if (cudaMalloc(&memory, size) != cudaSuccess) return CUDA_ERROR_OUT_OF_MEMORY;
+  *address = reinterpret_cast<CUdeviceptr>(memory);
+  return CUDA_SUCCESS;
+}
+EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream) {
+  CALLED();
+  cudaFree(reinterpret_cast<void*>(address));
+  return CUDA_SUCCESS;
+}
 EXPORT CUresult cuEventCreate(CUevent* event, unsigned) {
   CALLED();
   *event = reinterpret_cast<CUevent>(new Event);

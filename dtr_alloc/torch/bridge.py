@@ -332,6 +332,7 @@ class Bridge:
         ]
         if device == "cuda":
             library.dtr_bridge_install_cuda.restype = ctypes.c_char_p
+            library.dtr_bridge_install_cuda.argtypes = [ctypes.c_bool]
         functions = [getattr(ctypes.pythonapi, name) for name in _PYTHON_API]
         table = (ctypes.c_void_p * len(functions))(
             *[ctypes.cast(function, ctypes.c_void_p) for function in functions]
@@ -458,8 +459,12 @@ class Bridge:
                     calls.pop(number, None)
                 forget = taken
 
-    def install_cuda(self) -> None:
-        """Makes the core the source of CUDA tensor memory, for good. Raises BridgeError."""
-        reason = self._library.dtr_bridge_install_cuda()
+    def install_cuda(self, serves_beyond: bool) -> None:
+        """Makes the core the source of CUDA tensor memory, for good. Raises BridgeError.
+
+        Args:
+            serves_beyond: whether workspaces of operators may be served beyond the budget.
+        """
+        reason = self._library.dtr_bridge_install_cuda(serves_beyond)
         if reason is not None:
             raise BridgeError(f"the CUDA allocator cannot be installed: {reason.decode()}")

@@ -53,7 +53,7 @@ _C10_CPU, _C10_CUDA = 0, 1
 _PRESENT = {
     *("budget_bytes", "allocated_bytes", "reserved_bytes", "requested_bytes", "largest_free_bytes"),
     *("total_bytes", "chunk_bytes", "host_bytes", "evictable_bytes", "kept_constant_bytes"),
-    *("evicted_storages", "live_blocks", "live_storages", "live_ops"),
+    *("evicted_storages", "live_blocks", "live_storages", "live_ops", "beyond_bytes"),
 }
 """Numbers in stats() that say how it is now. All but these and the peaks only grow."""
 
@@ -275,7 +275,7 @@ class Runtime:
 
     def _install_allocator(self) -> None:
         if self.device_type == "cuda":
-            self.bridge.install_cuda()
+            self.bridge.install_cuda(not self.pools.config.pool.strict)
             unsupported.install("cuda")
         else:
             self._undo.append(lambda: self.bridge.install_cpu(False))

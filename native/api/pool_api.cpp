@@ -85,7 +85,7 @@ DTR_EXPORT int32_t dtr_pool_allocate_hinted(dtr_pool* pool, uint64_t size_bytes,
   return guard([&] {
     require(out, "out");
     *out = nullptr;
-    dtr::require_between("hint", hint, DTR_HINT_NONE, DTR_HINT_CHEAP);
+    dtr::require_between("hint", hint, DTR_HINT_NONE, DTR_HINT_WORKSPACE);
     *out = pointer(of(pool).allocate_hinted(size_bytes, stream, hint));
   });
 }
@@ -125,6 +125,19 @@ DTR_EXPORT int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena) {
 
 DTR_EXPORT int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes) {
   return guard([&] { of(pool).set_budget(budget_bytes); });
+}
+
+DTR_EXPORT int32_t dtr_pool_allocate_beyond(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                                            void** out) {
+  return guard([&] {
+    require(out, "out");
+    *out = nullptr;
+    *out = pointer(of(pool).allocate_beyond(size_bytes, stream));
+  });
+}
+
+DTR_EXPORT int32_t dtr_pool_free_beyond(dtr_pool* pool, void* address) {
+  return guard([&] { of(pool).free_beyond(number(address)); });
 }
 
 DTR_EXPORT int32_t dtr_pool_trim(dtr_pool* pool, uint64_t* returned_bytes) {

@@ -47,6 +47,10 @@ extern std::atomic<int32_t> observers;
 // returns null for a request: PyTorch would take that for memory.
 void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena = 0);
 
+// Memory for a workspace of an operator, or null. *beyond: it is beyond the budget, and goes back by
+// dtr_core.pool_free_beyond.
+void* allocate_workspace(c10::Device device, size_t size_bytes, uint64_t stream, bool* beyond);
+
 // capture.cpp: lets go of what repeats an op; and a sentence on the operators whose results fill
 // the memory, or nothing.
 void drop_closure(void* closure);

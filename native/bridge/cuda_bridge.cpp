@@ -22,6 +22,8 @@
 //                              reset_rnn_state() sets it and says whether it was clear, and a
 //                              forward pass of an RNN of cuDNN that finds it so draws its
 //                              dropout's state anew. set_philox_offset_per_thread() leaves it
+//   ATen/native/cudnn/Conv_v8.cpp   a workspace that is refused is no error: another algorithm is
+//                              taken, and kept to
 //
 // Locks: the mutex here guards what a job may change at any time (observers, limits,
 // starting points of counters, private pools) and is never held while the core, an
@@ -31,15 +33,19 @@
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
+#include <dlfcn.h>
+#include <link.h>
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -118,15 +124,76 @@ void put_philox(const at::Generator& generator, const dtr_bridge::PhiloxState& a
   philox->set_philox_offset_per_thread(at.offset);
 }
 
+// Who asks for memory. Tensors' requests come from other libraries of PyTorch (at::detail::
+// empty_generic in libtorch_cpu.so); those from libtorch_cuda.so itself, but for a few functions, are
+// for workspaces of cuDNN, cuBLAS, CUB and Thrust. W1: a tensor's request counts as a workspace's
+// never; a workspace's may count as a tensor's.
+class Requesters {
+ public:
+  Requesters() {
+    begin_ = reinterpret_cast<uintptr_t>(&pluggable::getCurrentAllocator);
+    dl_iterate_phdr(&find, this);
+  }
+
+  bool is_workspace(const void* caller) const {
+    const auto at = reinterpret_cast<uintptr_t>(caller);
+    return begin_ <= at && at < end_ && !serves_tensors(caller);
+  }
+
+ private:
+  // Of the library that holds the address begin_.
+  static int find(dl_phdr_info* info, size_t, void* context) {
+    auto& found = *static_cast<Requesters*>(context);
+    uintptr_t begin = UINTPTR_MAX, end = 0;
+    for (int i = 0; i < info->dlpi_phnum; ++i) {
+      const auto& segment = info->dlpi_phdr[i];
+      if (segment.p_type != PT_LOAD) continue;
+      begin = std::min<uintptr_t>(begin, info->dlpi_addr + segment.p_vaddr);
+      end = std::max<uintptr_t>(end, info->dlpi_addr + segment.p_vaddr + segment.p_memsz);
+    }
+    if (found.begin_ < begin || end <= found.begin_) return 0;
+    found.begin_ = begin;
+    found.end_ = end;
+    return 1;
+  }
+
+  // at::native::resize_bytes_cuda, and what AOTInductor's code calls.
+  static bool serves_tensors(const void* caller) {
+    static thread_local const void* last = nullptr;
+    static thread_local bool answer = false;
+    if (caller == last) return answer;
+    Dl_info info{};
+    const bool is_named = dladdr(caller, &info) != 0 && info.dli_sname != nullptr;
+    const std::string_view name = is_named ? info.dli_sname : "";
+    last = caller;
+    return answer = name.find("resize_bytes_cuda") != name.npos || name.find("aoti_torch") == 0;
+  }
+
+  uintptr_t begin_ = 0, end_ = 0;  // of libtorch_cuda.so
+};
+
+// The deleter of memory beyond the budget.
+bool try_free_beyond(void* address) {
+  for (int device = 0; device < most_devices; ++device)
+    if (dtr_pool* pool = find_pool(device))
+      if (core->pool_free_beyond(pool, address) == DTR_OK) return true;
+  return false;
+}
+void free_beyond(void* address) {
+  if (!try_free_beyond(address))
+    std::fprintf(stderr, "dtr_alloc: memory not returned: %s\n", core->last_error());
+}
+
 class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
  public:
   // The functions serve the base's non-virtual malloc(), which nothing here calls.
-  CudaAllocator()
+  explicit CudaAllocator(bool serves_beyond)
       : CUDAPluggableAllocator(
             [this](size_t size, int device, cudaStream_t stream) {
               return memory(size, static_cast<c10::DeviceIndex>(device), stream, 0);
             },
-            [](void* address, size_t, int, cudaStream_t) { free_block(address); }) {}
+            [](void* address, size_t, int, cudaStream_t) { free_block(address); }),
+        serves_beyond_(serves_beyond) {}
 
   // ---- memory ----
 
@@ -135,6 +202,11 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     const c10::DeviceIndex device = current_device();
     const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(device);
     const uint64_t arena = arena_for(device, stream);
+    bool beyond = false;
+    if (void* address =
+            workspace(size, device, stream, arena, __builtin_return_address(0), &beyond))
+      return {address, address, beyond ? &free_beyond : &free_block,
+              c10::Device(c10::DeviceType::CUDA, device)};
     void* address = memory(size, device, stream, arena);
     return {address, address, arena ? &free_of_arena : &free_block,
             c10::Device(c10::DeviceType::CUDA, device)};
@@ -143,12 +215,12 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
 
   void* raw_alloc(size_t size) override {
-    return raw_alloc_with_stream(size, c10::cuda::getCurrentCUDAStream(current_device()));
+    return raw_memory(size, c10::cuda::getCurrentCUDAStream(current_device()),
+                      __builtin_return_address(0));
   }
 
   void* raw_alloc_with_stream(size_t size, cudaStream_t stream) override {
-    const c10::DeviceIndex device = current_device();
-    return memory(size, device, stream, arena_for(device, stream));
+    return raw_memory(size, stream, __builtin_return_address(0));
   }
 
   // For addresses that a job passes in (torch.cuda.caching_allocator_delete): a wrong one
@@ -156,6 +228,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   void raw_delete(void* address) override {
     if (!address) return;
     dtr_pool* pool = pool_with(address);
+    if (!pool && try_free_beyond(address)) return;
     TORCH_CHECK(pool && core->pool_block_start(pool, address) == address, "dtr_alloc: ", address,
                 " is not the start of a block in use");
     free_block(address);
@@ -493,6 +566,24 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     }
   }
 
+  // Null: the request is not a workspace's, or there is no memory for it.
+  void* workspace(size_t size, c10::DeviceIndex device, cudaStream_t stream, uint64_t arena,
+                  const void* caller, bool* beyond) {
+    if (!serves_beyond_ || arena || size == 0 || !requesters_.is_workspace(caller)) return nullptr;
+    pool_of(device);
+    note(device, number(stream));
+    return dtr_bridge::allocate_workspace({c10::DeviceType::CUDA, device}, size, number(stream),
+                                          beyond);
+  }
+
+  void* raw_memory(size_t size, cudaStream_t stream, const void* caller) {
+    const c10::DeviceIndex device = current_device();
+    const uint64_t arena = arena_for(device, stream);
+    bool beyond = false;
+    void* address = workspace(size, device, stream, arena, caller, &beyond);
+    return address ? address : memory(size, device, stream, arena);
+  }
+
   static void add_segments(int device, dtr_pool* pool,
                            std::vector<c10::CachingDeviceAllocator::SegmentInfo>* segments) {
     const uint64_t chunk_bytes = stats_of(pool).chunk_bytes;
@@ -535,6 +626,8 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     }
   }
 
+  const bool serves_beyond_;
+  const Requesters requesters_;
   std::mutex mutex_;
   std::mutex opening_;  // of arenas; taken before mutex_
   std::vector<caching::OutOfMemoryObserver> observers_;
@@ -550,8 +643,8 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
 
 // Makes the core the source of all CUDA tensor memory, for good: PyTorch cannot change its
 // allocator once it is in use. Returns NULL, or why it cannot be done (valid until the
-// next call); then nothing has changed.
-DTR_EXPORT const char* dtr_bridge_install_cuda() {
+// next call); then nothing has changed. serves_beyond: workspaces may be served beyond the budget.
+DTR_EXPORT const char* dtr_bridge_install_cuda(bool serves_beyond) {
   // Never destroyed: tensors may outlive static objects at exit.
   static std::shared_ptr<CudaAllocator>* installed = nullptr;
   static std::string message;
@@ -565,7 +658,7 @@ DTR_EXPORT const char* dtr_bridge_install_cuda() {
       message = "another allocator is installed already: " + other->name();
       return message.c_str();
     }
-    auto allocator = std::make_shared<CudaAllocator>();
+    auto allocator = std::make_shared<CudaAllocator>(serves_beyond);
     dtr_bridge::set_current_stream(&current_stream);
     dtr_bridge::put_philox = &put_philox;
     // The route of torch.cuda.memory.change_current_allocator.

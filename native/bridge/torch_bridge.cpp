@@ -81,6 +81,18 @@ void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uin
   return address;
 }
 
+void* allocate_workspace(c10::Device device, size_t size_bytes, uint64_t stream, bool* beyond) {
+  const In in(Phase::allocator);
+  const RoomOfEngine room;
+  meet_thread();
+  int32_t is_beyond = 0;
+  void* address =
+      core->allocate_workspace(core->engine, static_cast<uint8_t>(device.type()),
+                               static_cast<int8_t>(device.index()), size_bytes, stream, &is_beyond);
+  *beyond = is_beyond != 0;
+  return address;
+}
+
 }  // namespace dtr_bridge
 
 namespace {

@@ -44,6 +44,11 @@ void add_memory(dtr_core& table) {
     return engine_of(engine)->allocate(device_type, device_index, size_bytes, stream, arena, status,
                                        message);
   };
+  table.allocate_workspace = [](void* engine, uint8_t device_type, int8_t device_index,
+                                uint64_t size_bytes, uint64_t stream, int32_t* beyond) {
+    return engine_of(engine)->allocate_workspace(device_type, device_index, size_bytes, stream,
+                                                 beyond);
+  };
   table.room_ns = [] { return room_ns_of_thread(); };
   table.freed = [](void* engine, void* address) { engine_of(engine)->freed(address); };
   table.evicted_died = [](void* engine, void* context) {
@@ -59,6 +64,7 @@ void add_memory(dtr_core& table) {
   table.pool_get_stats = [](dtr_pool* pool, dtr_pool_stats* out) { dtr_pool_get_stats(pool, out); };
   table.pool_reset_peak = [](dtr_pool* pool) { dtr_pool_reset_peak(pool); };
   table.pool_set_budget = &dtr_pool_set_budget;
+  table.pool_free_beyond = &dtr_pool_free_beyond;
   table.pool_trim = &dtr_pool_trim;
   table.pool_snapshot = &dtr_pool_snapshot;
   table.pool_contains = &dtr_pool_contains;

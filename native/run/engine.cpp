@@ -232,6 +232,30 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   return nullptr;
 }
 
+// What would find no room if all was evicted that can be is served beyond the budget at once.
+void* Engine::allocate_workspace(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
+                                 uint64_t stream, int32_t* beyond) {
+  *beyond = 0;
+  void* address = nullptr;
+  dtr_pool* pool = pool_of(device_type, device_index);
+  if (plan_.is_on()) address = plan_executor_.allocate(pool, size_bytes, stream);
+  if (!address) dtr_pool_try_allocate(pool, size_bytes, stream, &address);
+  if (!address && could_have_room(pool, size_bytes))
+    dtr_pool_allocate_hinted(pool, size_bytes, stream, DTR_HINT_WORKSPACE, &address);
+  if (address)
+    op_log_.allocated(address, size_bytes);
+  else
+    *beyond = dtr_pool_allocate_beyond(pool, size_bytes, stream, &address) == DTR_OK ? 1 : 0;
+  return address;
+}
+
+bool Engine::could_have_room(dtr_pool* pool, uint64_t size_bytes) {
+  std::lock_guard<EngineMutex> lock(mutex_);
+  const Shortage at = memory_use_.shortage(size_bytes, pool);
+  const uint64_t stays = at.pool.allocated_bytes - std::min(at.pool.allocated_bytes, at.evictable);
+  return stays <= at.pool.budget_bytes && size_bytes <= at.pool.budget_bytes - stays;
+}
+
 // ---- what the framework tells ----
 
 void Engine::freed(void* address) {

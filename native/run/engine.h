@@ -93,6 +93,8 @@ class Engine final {
   // ---- memory (engine.cpp) ----
   void* allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes, uint64_t stream,
                  uint64_t arena, int32_t* status, const char** message);
+  void* allocate_workspace(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
+                           uint64_t stream, int32_t* beyond);
   // Follows a plan of the pool's addresses, from the step on that begins just now.
   void follow_plan(StepPlan plan);
   // Work on the stream uses the block.
@@ -167,6 +169,7 @@ class Engine final {
     explicit Transaction(Engine& engine)
         : EngineCall(engine.environment_, engine.dead_, engine.mutex_) {}
   };
+  bool could_have_room(dtr_pool* pool, uint64_t size_bytes);
   // What a pool's callback gets.
   struct RoomCaller {
     Engine* engine;

@@ -134,6 +134,13 @@ class NativePool:
     def free(self, address: int) -> None:
         check(lib.dtr_pool_free(self.handle, ffi.cast("void *", address)))
 
+    def allocate_beyond(self, size: int, stream: int = 0) -> int:
+        check(lib.dtr_pool_allocate_beyond(self.handle, size, stream, self._out))
+        return int(ffi.cast("uintptr_t", self._out[0]))
+
+    def free_beyond(self, address: int) -> None:
+        check(lib.dtr_pool_free_beyond(self.handle, ffi.cast("void *", address)))
+
     def record_stream(self, address: int, stream: int) -> None:
         check(lib.dtr_pool_record_stream(self.handle, ffi.cast("void *", address), stream))
 

@@ -5,6 +5,7 @@ from native_fixtures import OUT_OF_MEMORY, UNKNOWN, compile_cpp
 from native_pool import (
     MIB,
     DriverFailed,
+    Invalid,
     NativePool,
     OutOfMemory,
     WrongState,
@@ -110,6 +111,70 @@ def test_a_failure_that_is_not_memory_is_a_driver_error(fake_cuda):
         with pytest.raises(DriverFailed, match=r"cuMemCreate|cuCtx.*CUDA_ERROR_UNKNOWN"):
             pool.allocate(CHUNK)
         assert asked == []
+
+
+def test_memory_beyond_the_budget_is_no_block_and_goes_back_in_stream_order(fake_cuda):
+    with NativePool("cuda", budget=2 * CHUNK) as pool:
+        block = pool.allocate(2 * CHUNK)
+        fake_cuda.hold(1)
+        first, second = pool.allocate_beyond(CHUNK, 1), pool.allocate_beyond(3 * CHUNK, 1)
+        for address in (first, second):
+            fake_cuda.launch(1, address, CHUNK)
+            assert lib.dtr_pool_block_bytes(pool.handle, ffi.cast("void *", address)) == 0
+        assert pool.stats().allocated_bytes == pool.stats().reserved_bytes == 2 * CHUNK
+        assert pool.stats().beyond_bytes == 4 * CHUNK
+        pool.free_beyond(second)
+        pool.free_beyond(first)
+        assert fake_cuda.physical_bytes() == 6 * CHUNK, "work still uses it"
+        fake_cuda.finish(1)
+        assert fake_cuda.physical_bytes() == 2 * CHUNK
+        assert pool.stats().host_waits == 0
+        stats = pool.stats()
+        assert (stats.beyond_bytes, stats.beyond_requests) == (0, 2)
+        assert stats.peak_beyond_bytes == 4 * CHUNK
+        assert stats.beyond_ns > 0
+        pool.reset_peak()
+        assert pool.stats().peak_beyond_bytes == 0
+        fake_cuda.hold(0)
+        pool.free(block)
+
+
+def test_memory_beyond_the_budget_is_refused_where_it_cannot_be(fake_cuda):
+    fake_cuda.set_memory(4 * CHUNK)
+    with NativePool("cuda", budget=2 * CHUNK, reserve=1024 * MIB) as pool:
+        with pytest.raises(OutOfMemory, match="cuMemAllocAsync failed"):
+            pool.allocate_beyond(5 * CHUNK)
+        fake_cuda.capture(1, 1)
+        with pytest.raises(WrongState, match="captured into a graph"):
+            pool.allocate_beyond(CHUNK, 1)
+        fake_cuda.capture(1, 0)
+        assert pool.allocate_beyond(0) == 0
+        pool.free_beyond(0)
+        beyond, block = pool.allocate_beyond(CHUNK), pool.allocate(CHUNK)
+        for wrong in (block, beyond + 256, 8):
+            with pytest.raises(Invalid, match="no memory beyond the budget"):
+                pool.free_beyond(wrong)
+        with pytest.raises(Invalid, match="not in this pool"):
+            pool.free(beyond)
+        pool.free(block)
+        with pytest.raises(WrongState, match="beyond its budget in use"):
+            pool.destroy()
+        fake_cuda.fail_call(2, UNKNOWN)
+        with pytest.raises(DriverFailed):
+            pool.free_beyond(beyond)
+        pool.free_beyond(beyond)
+        with pytest.raises(Invalid, match="freed twice"):
+            pool.free_beyond(beyond)
+    with NativePool("host") as pool, pytest.raises(WrongState, match="no verb allocate_on_stream"):
+        pool.allocate_beyond(64)
+
+
+def test_a_refused_workspace_is_no_error(fake_cuda):
+    with NativePool("cuda", budget=2 * CHUNK) as pool:
+        out = ffi.new("void **")
+        asked = (3 * CHUNK, 0, lib.DTR_HINT_WORKSPACE, out)
+        assert lib.dtr_pool_allocate_hinted(pool.handle, *asked) == lib.DTR_OUT_OF_MEMORY
+        assert pool.stats().out_of_memory_errors == 0
 
 
 def scenario(pool: NativePool) -> None:

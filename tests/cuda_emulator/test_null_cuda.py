@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -42,3 +45,69 @@ def test_a_step_repeats_no_more_than_a_bounded_number_of_operators(
     assert 0 < row["rematerializations"] <= most
     assert row["searches"] <= 4 * most
     assert row["host_waits"] == 0
+
+
+WORKSPACES = """
+import sys, torch, dtr_alloc
+dtr_alloc.enable(budget="32MiB", device="cuda", pool=sys.argv[1])
+MIB = 1 << 20
+
+def is_refused(ask):
+    try:
+        ask()
+    except torch.OutOfMemoryError:
+        return True
+    return False
+
+x = torch.empty(256, 256, device="cuda")
+source = torch.empty(2 * MIB, dtype=torch.uint8, device="cuda")
+evictable = [source + i for i in range(10)]
+before = dtr_alloc.stats()
+assert is_refused(lambda: x @ x) == (sys.argv[1] == "strict")
+after = dtr_alloc.stats()
+if sys.argv[1] == "strict":
+    assert after.beyond_requests == 0
+else:
+    assert after.beyond_requests == 1
+    assert after.beyond_bytes == after.peak_beyond_bytes == 64 * MIB
+    assert after.out_of_memory_errors == 0
+    assert after.evictions == before.evictions, "evicting could not be enough"
+    torch._C._cuda_clearCublasWorkspaces()
+    assert dtr_alloc.stats().beyond_bytes == 0
+    assert dtr_alloc.stats().beyond_seconds > 0
+small = torch.empty(4, device="cuda")
+for ask in (
+    lambda: torch.empty(64 * MIB, dtype=torch.uint8, device="cuda"),
+    lambda: torch.ones(16 * MIB, device="cuda"),
+    lambda: torch.cat([x] * 300),
+    lambda: small.resize_(64 * MIB),
+    lambda: torch.UntypedStorage(64 * MIB, device="cuda"),
+    lambda: torch.cuda.caching_allocator_alloc(64 * MIB),
+):
+    assert is_refused(ask)
+assert dtr_alloc.stats().beyond_requests == after.beyond_requests
+assert dtr_alloc.stats().reserved_bytes <= 32 * MIB
+if sys.argv[1] != "strict":
+    dtr_alloc.set_budget("80MiB")
+    x @ x
+    after = dtr_alloc.stats()
+    assert (after.beyond_requests, after.beyond_bytes) == (1, 0), "evicting was enough"
+    assert after.evictions > before.evictions
+dtr_alloc.check_invariants()
+"""
+
+
+@pytest.mark.parametrize("pool", ["chunk:auto", "strict"])
+def test_only_a_workspace_is_served_beyond_the_budget_unless_it_is_strict(
+    tmp_path: Path, pool: str
+) -> None:
+    from bench.null_cuda import library
+
+    environ = {
+        **os.environ,
+        "LD_PRELOAD": str(library.build(tmp_path)),
+        "CUBLAS_WORKSPACE_CONFIG": ":65536:1",  # 64 MiB
+    }
+    command = [sys.executable, "-W", "ignore", "-c", WORKSPACES, pool]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]

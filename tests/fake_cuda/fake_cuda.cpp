@@ -489,6 +489,38 @@ EXPORT int cuMemUnmap(Address address, size_t size) {
   return 0;
 }
 
+// Where mapped memory is, there may be such memory; it has no handle.
+EXPORT int cuMemAllocAsync(Address* address, size_t size, void* stream) {
+  CALL_WITH_CONTEXT("cuMemAllocAsync");
+  if (state->streams[number_of(stream)].capturing) return violation("cuMemAllocAsync in a capture");
+  const uint64_t whole = (size + state->granularity - 1) / state->granularity * state->granularity;
+  if (size == 0) return kInvalidValue;
+  if (state->physical + whole > state->total) return kOutOfMemory;
+  void* base = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return kOutOfMemory;
+  *address = reinterpret_cast<Address>(base);
+  state->physical += whole;
+  state->mappings[*address] = {whole, 0, true, 0};
+  return 0;
+}
+
+// In the order of the stream.
+EXPORT int cuMemFreeAsync(Address address, void* id) {
+  CALL_WITH_CONTEXT("cuMemFreeAsync");
+  auto found = state->mappings.find(address);
+  if (found == state->mappings.end() || found->second.handle != 0)
+    return violation("cuMemFreeAsync of unknown memory");
+  const uint64_t size = found->second.size;
+  launch(number_of(id), range_of(address, size));
+  enqueue(state->streams[number_of(id)]).effect = [address, size] {
+    state->physical -= size;
+    state->mappings.erase(address);
+    munmap(reinterpret_cast<void*>(address), size);
+  };
+  if (!state->hold) run_all();
+  return 0;
+}
+
 EXPORT int cuEventCreate(Event** event, unsigned flags) {
   CALL_WITH_CONTEXT("cuEventCreate");
   *event = new Event;

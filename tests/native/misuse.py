@@ -85,6 +85,7 @@ OPTIONAL = {
     ("dtr_pool_contains", "address"),
     ("dtr_pool_copy", "timer"),
     ("dtr_pool_free", "address"),
+    ("dtr_pool_free_beyond", "address"),
     ("dtr_pool_free_beside", "address"),
     ("dtr_pool_host_free", "host"),
     ("dtr_pool_note", "address"),

@@ -168,7 +168,16 @@ def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
         ("DTR_ALLOC_LOG", " ", "a path"),
         *[
             ("DTR_ALLOC_POOL", wrong, "chunk:SIZE (2MiB; or auto), keep:SIZE")
-            for wrong in ("chunk:0", "keep:-1", "chunk", "fixed:1", "chunk:1,chunk:2", "big", ",")
+            for wrong in (
+                "chunk:0",
+                "keep:-1",
+                "chunk",
+                "fixed:1",
+                "strict:1",
+                "chunk:1,chunk:2",
+                "big",
+                ",",
+            )
         ],
         *[
             ("DTR_ALLOC_DEBUG", wrong, "off, or parts with commas between them: poison, verify:N")
@@ -313,7 +322,7 @@ def test_every_field_can_be_given_in_each_way():
         "ranks": "off",
         "trust": "flash_attn,mylib::gelu",
         "swap": "4GiB",
-        "pool": "chunk:4MiB,keep:1GiB,fixed",
+        "pool": "chunk:4MiB,keep:1GiB,fixed,strict",
         "debug": "poison,verify:100,contents,no-moves,guard,tiny:0",
         "log": "job.log.xz",
         "log_steps": "3..5",
@@ -341,6 +350,7 @@ def test_there_are_no_more_variables_than_people_can_read():
         ("swap", "16GiB", 2**34),
         ("pool", " chunk: AUTO ", PoolOptions()),
         ("pool", "fixed, keep:0", PoolOptions(keep=0, fixed=True)),
+        ("pool", "strict", PoolOptions(strict=True)),
         ("pool", "chunk:2097152,keep:all", PoolOptions(chunk=2**21)),
         ("debug", "off", Debug()),
         ("debug", " poison , verify:10", Debug(poison=True, verify=10)),

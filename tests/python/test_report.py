@@ -108,6 +108,15 @@ def test_what_the_budget_costs_is_all_that_is_measured():
     assert shown["Python and recording"].startswith("5 s")
 
 
+def test_workspaces_beyond_the_budget_are_said():
+    assert "workspaces beyond the budget" not in dict(figures.figures(SESSION))
+    beyond = {"peak_beyond_bytes": 2**30, "beyond_requests": 1200, "beyond_seconds": 0.003}
+    shown = dict(figures.figures({**SESSION, **beyond}))
+    assert shown["workspaces beyond the budget"] == (
+        "1.00 GiB at most, 1,200 times, for 0.003 s in all"
+    )
+
+
 def test_a_job_that_failed_is_given_no_budget():
     told = {**SESSION, "evictions": 0}
     assert "no budget follows" in figures.advice(told, KeyError("lost"))

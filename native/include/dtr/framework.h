@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 12
+#define DTR_BRIDGE_ABI_VERSION 13
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -120,6 +120,10 @@ typedef struct dtr_core {
    * tensors that the engine may manage, but goes back in the same way. */
   void* (*allocate)(void* engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
                     uint64_t stream, uint64_t arena, int32_t* status, const char** message);
+  /* Memory for a workspace of an operator, within the budget, or beyond it (*beyond is 1 then, and
+   * pool_free_beyond its deleter) where evicting would not make room. NULL if neither has it. */
+  void* (*allocate_workspace)(void* engine, uint8_t device_type, int8_t device_index,
+                              uint64_t size_bytes, uint64_t stream, int32_t* beyond);
   /* Nanoseconds of this thread in which room was made for what it allocates, on any engine. */
   int64_t (*room_ns)(void);
   /* The deleter of all memory that allocate gave. */
@@ -136,6 +140,7 @@ typedef struct dtr_core {
   void (*pool_get_stats)(dtr_pool* pool, dtr_pool_stats* out);
   void (*pool_reset_peak)(dtr_pool* pool);
   int32_t (*pool_set_budget)(dtr_pool* pool, uint64_t budget_bytes);
+  int32_t (*pool_free_beyond)(dtr_pool* pool, void* address);
   int32_t (*pool_trim)(dtr_pool* pool, uint64_t* returned_bytes);
   int32_t (*pool_snapshot)(dtr_pool* pool, dtr_block* blocks, uint64_t capacity, uint64_t* count);
   int32_t (*pool_contains)(const dtr_pool* pool, const void* address);

@@ -49,7 +49,9 @@ enum {
 enum {
   DTR_HINT_NONE = 0,
   DTR_HINT_EXPENSIVE = 1, /* to recompute; or pinned */
-  DTR_HINT_CHEAP = 2      /* to recompute */
+  DTR_HINT_CHEAP = 2,     /* to recompute */
+  DTR_HINT_WORKSPACE = 3 /* not a tensor's: a refusal does not count as an error, as others serve it
+                             (dtr_pool_allocate_beyond) */
 };
 
 typedef struct dtr_pool_stats {
@@ -78,6 +80,10 @@ typedef struct dtr_pool_stats {
   uint64_t host_wait_ns; /* their time */
   uint64_t peak_live_blocks;
   uint64_t peak_unused_bytes; /* mapped, and in no block in use */
+  uint64_t beyond_bytes;      /* beyond the budget: in use, of dtr_pool_allocate_beyond */
+  uint64_t peak_beyond_bytes;
+  uint64_t beyond_requests; /* that succeeded, since creation */
+  uint64_t beyond_ns;       /* the host's time from these requests until they were freed */
 } dtr_pool_stats;
 
 /* The states of a block. Only dtr_pool_run tells the last one from the first. */
@@ -118,7 +124,7 @@ typedef int32_t (*dtr_room_fn)(void* context, uint64_t size_bytes, uint64_t stre
 int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out);
 
 /* Unmaps everything and frees the pool.
- * Fails iff: DTR_STATE if blocks or host memory are in use, a stream of the device is being
+ * Fails iff: DTR_STATE if blocks, memory beyond the budget or host memory are in use, a stream of the device is being
  * captured, or an engine has the pool; DTR_DRIVER if the driver refuses. It may be called again
  * then. */
 int32_t dtr_pool_destroy(dtr_pool* pool);
@@ -199,6 +205,19 @@ int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena);
  * Fails iff: DTR_INVALID if the budget is below one chunk; DTR_OUT_OF_MEMORY if the mapped bytes
  * cannot be brought below it, and the old budget stays; DTR_DRIVER if the driver fails. */
 int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes);
+
+/* Allocates memory beyond the budget, from the device itself and outside of the pool's addresses, for
+ * a workspace of an operator: what is no tensor, and freed while the operator runs. 0 bytes give NULL.
+ * Owner: the caller owns it until dtr_pool_free_beyond; no other function takes its address.
+ * Fails iff: DTR_OUT_OF_MEMORY if the device has no such memory; DTR_STATE if the pool is not of driver
+ * "cuda", or the stream is being captured; DTR_DRIVER if the driver fails otherwise. */
+int32_t dtr_pool_allocate_beyond(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out);
+
+/* Frees such memory; NULL is allowed. The device has it back once the work is done that is on its
+ * stream now.
+ * Fails iff: DTR_INVALID if address is not one from dtr_pool_allocate_beyond (freed twice, for example);
+ * DTR_DRIVER if the driver fails. */
+int32_t dtr_pool_free_beyond(dtr_pool* pool, void* address);
 
 /* Gives every free chunk back to the driver. *returned_bytes (may be NULL) is how much that was.
  * Fails iff: DTR_DRIVER if the driver fails. */
