@@ -45,8 +45,9 @@ class BuildInParallel(build_ext):
 setup(
     packages=["dtr_alloc.native", *find_packages(include=["dtr_alloc*"], exclude=["*.native*"])],
     package_dir={"dtr_alloc": "dtr_alloc", "dtr_alloc.native": "native"},
-    # The bridge is compiled on the user's machine, so its sources travel with the package.
-    # Those that make wheel has compiled before are in dtr_alloc/bridges.
+    # The bridge is compiled on the user's machine, so its sources travel with the package, and no
+    # others. Those that make wheel has compiled before are in dtr_alloc/bridges.
+    include_package_data=False,
     package_data={
         "dtr_alloc": ["py.typed", "bridges/*.so"],
         "dtr_alloc.native": ["include/**/*.h", "bridge/*.h", "bridge/*.cpp"],

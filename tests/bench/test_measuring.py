@@ -11,9 +11,7 @@ import torch
 
 from bench.breakdown import PARTS, calm, fault_seconds, watched_session
 from bench.foreign import report as foreign
-from bench.overhead import Counting
 from bench.peers.report import cells, summary
-from bench.rss_limit import INPUTS, build, largest
 
 
 @pytest.fixture(autouse=True)
@@ -25,42 +23,12 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("edge", [8, 11, 16, 31, 32, 100])
-def test_the_largest_size_is_found_to_the_resolution(edge: int) -> None:
-    tried = []
-
-    def trains(size: int) -> bool:
-        tried.append(size)
-        return size <= edge
-
-    found = largest(trains, 8, 1, 1 / 8, 2**30)
-    assert found <= edge <= max(found + 1, found * 9 / 8)
-    assert len(tried) == len(set(tried))
-
-
-def test_sizes_that_are_tried_are_multiples_of_the_unit() -> None:
-    tried: list[int] = []
-    largest(lambda size: bool(tried.append(size)) or size < 77, 16, 4, 0.01, 2**30)
-    assert all(size % 4 == 0 for size in tried)
-
-
 def test_the_mean_of_the_calm_half_leaves_out_steps_that_waited_and_its_parts_add_up() -> None:
     steps = [
         {"total": total, "a": total - 1.0, "b": 1.0, "waited": waited}
         for total, waited in ((2.0, 0.1), (3.0, 0.7), (6.0, 0.2), (900.0, 0.9))
     ]
     assert calm(steps) == {"total": 4.0, "a": 3.0, "b": 1.0, "waited": pytest.approx(0.15)}
-
-
-@pytest.mark.parametrize("name", INPUTS)
-def test_on_a_batch_of_two_a_job_runs_the_operators_of_any_batch(name: str) -> None:
-    def operators(size: int, tiny: bool) -> int:
-        job = build(name, size, tiny=tiny)
-        with Counting() as mode:
-            job.step(0)
-        return mode.count
-
-    assert operators(8, tiny=True) == operators(8, tiny=False)
 
 
 def test_the_parts_of_a_watched_step_add_up_to_its_time() -> None:

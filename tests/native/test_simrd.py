@@ -283,6 +283,27 @@ def test_where_all_are_of_one_size_all_are_candidates() -> None:
     assert narrowed.decisions_sha256 == simulate.run_log(program, "dtr-full", 16).decisions_sha256
 
 
+STATIC = [json.loads(row) for row in (DATA / "static_graphs_expected.jsonl").open()]
+
+
+@pytest.mark.parametrize("row", STATIC, ids=lambda row: f"{row['graph']}-{row['frac']}")
+def test_a_static_graph_makes_every_decision_of_the_published_comparison(
+    row: dict[str, Any],
+) -> None:
+    program = compile_log(DATA / "static_graphs" / f"{row['graph']}.log.xz")
+    base = simulate.baseline(program)
+    assert base.peak_bytes == row["simrd_V1inf_peak"]
+    for heuristic, theirs in row["simrd"].items():
+        run = simulate.run_log(program, heuristic, row["budget"], max_recompute=base.compute)
+        assert (run.status, run.remat_ops, run.peak_bytes, run.decisions_sha256) == (
+            theirs["status"],
+            theirs["remat_ops"],
+            theirs["peak"],
+            theirs["sha256"],
+        )
+        assert round(run.total_cost / base.compute, 6) == theirs["overhead"]
+
+
 @pytest.mark.parametrize(("sampling", "share"), [("sqrt", 0), ("none", 1), ("sqrt", 1)])
 def test_what_fits_does_not_depend_on_how_many_are_candidates(sampling: str, share: float) -> None:
     """All that may go does before memory is out, and in the end also what is small."""

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 
 import hostile
 
-from bench.studies import best, schedules, static_graph
+from bench.studies import best, schedules
 from bench.studies.__main__ import MOST_BYTES
 from dtr_alloc import bounded, cli, config, costs, oplog
 from dtr_alloc.cli.common import InputError, json_object
@@ -197,12 +197,6 @@ def use_costs(rng: random.Random, path: Path) -> None:
         costs.CostFile.read(path, "cpu")
 
 
-def use_graphs(rng: random.Random, path: Path) -> None:
-    with named(path, ValueError):
-        for graph in static_graph.read(path).values():
-            simulate.baseline(static_graph.program(graph))
-
-
 def use_result(rng: random.Random, path: Path) -> None:
     with named(path, InputError):
         json_object(path, MOST_BYTES)
@@ -236,7 +230,6 @@ TARGETS = {
     "schedule": Target(schedule_bytes, use_schedule, True),
     "config": Target(hostile.config_bytes, use_config),
     "costs": Target(hostile.costs_bytes, use_costs),
-    "graphs": Target(hostile.graphs_bytes, use_graphs),
     "result": Target(hostile.graphs_bytes, use_result),
 }
 

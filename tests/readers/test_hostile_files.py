@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.studies import best as best_schedules
-from bench.studies import schedules, static_graph
+from bench.studies import schedules
 from bench.studies.__main__ import command as study_command
 from dtr_alloc import bounded, cli, config, costs, oplog
 from dtr_alloc.fragment import formats, plain_pickle, torch_snapshot
@@ -601,21 +601,6 @@ class TestSettings:
             costs.CostFile.read(path, "cpu")
         assert str(path) in str(caught.value)
         assert len(str(caught.value)) < 1000
-
-    @pytest.mark.parametrize(
-        "graph",
-        [
-            *(DEEP, DIGITS, "5", "{}", '{"nodes": 1e999}'),
-            '{"nodes": 1000000000000, "args_in_order": {}, "cost_cpu": [], "cost_ram": []}',
-            f'{{"nodes": 1, "args_in_order": {{}}, "cost_cpu": [{2**62}], "cost_ram": [0]}}',
-            '{"nodes": 1, "args_in_order": {"0": [0]}, "cost_cpu": [1], "cost_ram": [0]}',
-        ],
-        ids=lambda text: text[:30],
-    )
-    def test_what_is_no_graph_is_named(self, path, graph):
-        path.write_text(f'{{"net": {graph}}}')
-        with pytest.raises(ValueError, match="hostile"):
-            static_graph.read(path)
 
     @pytest.mark.parametrize("text", [DEEP, "{", "[1]", DIGITS])
     def test_what_is_no_result_of_a_study_is_named(self, tmp_path, text):
