@@ -106,6 +106,19 @@ class FreeIndex {
   // The block before one of them in that order, or nullptr; the last of all.
   Block* before(const Block* block) const;
   Block* largest() const;
+  // Calls visit(block) for each, in no order.
+  template <typename Visit>
+  void for_each(Visit&& visit) const {
+    for (int bin = next_bin(0); bin >= 0; bin = next_bin(bin + 1)) {
+      const FreeLeaf& first = leaves_.at(bins_[bin]);
+      if (first.branch == 0) {
+        visit_leaf(first, visit);
+      } else {
+        for (const uint32_t leaf : branches_[first.branch].leaves)
+          visit_leaf(leaves_.at(leaf), visit);
+      }
+    }
+  }
 
   // The number of blocks, after checking order and bins; `broken` says what is wrong.
   uint64_t check(std::string* broken) const;
@@ -170,6 +183,11 @@ class FreeIndex {
   // The block of the least key from this one on, or of the greatest below it; nullptr if none.
   Block* least_from(const FreeLeaf& leaf, uint64_t key) const;
   Block* greatest_below(const FreeLeaf& leaf, uint64_t key) const;
+  template <typename Visit>
+  void visit_leaf(const FreeLeaf& leaf, Visit&& visit) const {
+    for (uint32_t used = leaf.used; used != 0; used &= used - 1)
+      visit(nodes_.at(leaf.blocks[__builtin_ctz(used)]));
+  }
   static bool has_room(const Branch& branch) {
     return branch.lows.size() + 2 <= std::min(branch.lows.capacity(), branch.leaves.capacity());
   }

@@ -85,9 +85,13 @@ class Heap {
   }
   void fill(uint64_t begin, uint64_t end);
   void empty(uint64_t begin, uint64_t end);
-  // The smallest absent block, and the next one by size; or nullptr.
-  const Block* first_absent() const { return absent_.at_least(0); }
-  const Block* next_absent(const Block* block) const { return absent_.after(block); }
+  // Calls visit(block) for each absent block, in no order.
+  template <typename Visit>
+  void for_each_absent(Visit&& visit) const {
+    absent_.for_each(visit);
+  }
+  // Or nullptr.
+  const Block* largest_absent() const { return absent_.largest(); }
   static bool is_absent(const Block* block) {
     return block != nullptr && block->state == BlockState::kAbsent;
   }

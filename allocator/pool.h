@@ -161,6 +161,8 @@ class Pool final : public AnyPool {
   bool remap(Heap& heap, const Stretch& stretch);
   void alias(Heap& heap, uint64_t count, Chunks::Run kept, Driver::Event event);
   uint64_t loose_chunks() const;
+  // Whether as many bytes are in no block in use, wherever they are. Without them no remap helps.
+  bool has_bytes(uint64_t size) const;
   uint64_t fill(Heap& heap, uint64_t begin, uint64_t end, uint64_t count);
   void allot();
   std::vector<Chunks::Run> loose_runs(uint64_t count, Chunks::Run kept, bool mapped) const;

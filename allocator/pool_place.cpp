@@ -183,6 +183,7 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner) {
   }
   // A chunk for slabs lies where large blocks do not, so that one goes there or none.
   if (!remaps_ && &heap == &large_) return nullptr;
+  if (!has_bytes(size)) return nullptr;
   bool aliased = false;
   const Stretch stretch = find_stretch(heap, size, &aliased);
   if (stretch.lacking != kNoLimit) {
@@ -206,20 +207,24 @@ bool Pool::map_under(uint64_t begin, uint64_t end) {
   }
 }
 
-// Where the fewest chunks are absent. lacking is kNoLimit if there is no place; *aliased says whether
-// there are some that show old memory.
+// Where the fewest chunks are absent, and among such stretches at the smallest absent block. lacking
+// is kNoLimit if there is no place; *aliased says whether there are some that show old memory.
 Pool::Stretch Pool::find_stretch(const Heap& heap, uint64_t size, bool* aliased) const {
   Stretch best{0, 0, kNoLimit, 0};
   if (fixed_) return best;
   const bool high = placement_in(heap).at_high_end(hint_);
-  for (const Block* absent = heap.first_absent(); absent != nullptr;
-       absent = heap.next_absent(absent)) {
+  const Block* best_absent = nullptr;
+  heap.for_each_absent([&](const Block* absent) {
+    const bool wins_ties =
+        best_absent == nullptr ||
+        std::pair(absent->size, absent->offset) < std::pair(best_absent->size, best_absent->offset);
+    const uint64_t most = best.lacking - (wins_ties ? 0 : 1);
     // From a free neighbor on, away from it.
     const Block* block = high ? absent->next() : absent->previous();
     if (!Heap::is_open(block)) block = absent;
     const uint64_t low = block->offset, top = block->end();
     uint64_t lacking = 0, loose = 0, found = 0;
-    for (; Heap::is_open(block) && found < size && lacking < best.lacking;
+    for (; Heap::is_open(block) && found < size && lacking <= most;
          block = high ? block->previous() : block->next()) {
       const uint64_t part = std::min(block->size, size - found);
       const uint64_t begin = high ? block->end() - part : block->offset;
@@ -230,14 +235,15 @@ Pool::Stretch Pool::find_stretch(const Heap& heap, uint64_t size, bool* aliased)
       }
       found += part;
     }
-    if (found < size || lacking >= best.lacking) continue;
+    if (found < size || lacking > most) return;
     const uint64_t begin = high ? top - size : low;
     if (aliased_.any_in(chunks_.number(begin), chunks_.number(begin + size - 1) + 1)) {
       *aliased = true;
     } else {
       best = {begin, begin + size, lacking, loose};
+      best_absent = absent;
     }
-  }
+  });
   return best;
 }
 
@@ -289,6 +295,10 @@ void Pool::alias(Heap& heap, uint64_t count, Chunks::Run kept, Driver::Event eve
 }
 
 uint64_t Pool::loose_chunks() const { return allotted_ - chunks_.touched(); }
+
+bool Pool::has_bytes(uint64_t size) const {
+  return allotted_ * chunk_ >= counts_.allocated_bytes + size;
+}
 
 // Absent addresses of [begin, end), up to so many chunks, the lowest first, are free for everybody.
 // Returns how many.

@@ -17,6 +17,14 @@ RoomInfo Pool::room_info(uint64_t size) {
   info.in_one_piece = lowering_ == kNoLimit ? 1 : 0;
   const Block* hole = large_.largest(kIdle);
   info.has_hole = hole != nullptr && hole->size >= size ? 1 : 0;
+  // Without the bytes no remap makes the place: how many chunks lack at least is enough.
+  const Block* absent = large_.largest_absent();
+  if (!has_bytes(size) && absent != nullptr && absent->size >= size && aliased_.empty() &&
+      !fixed_) {
+    info.lacking_chunks =
+        chunks_.number(counts_.allocated_bytes + size - allotted_ * chunk_ - 1) + 1;
+    return info;
+  }
   bool aliased = false;
   const Stretch stretch = find_stretch(large_, size, &aliased);
   if (stretch.lacking != kNoLimit) {

@@ -105,12 +105,16 @@ class Candidates {
   // Free bytes beside a block that do not count with its size.
   static constexpr uint64_t kNoFreeBytes = UINT64_MAX;
 
-  // The candidate of the least exact score; null if none can be evicted.
+  static constexpr size_t kAny = SIZE_MAX;
+
+  // The candidate of the least exact score, or of the least among so many that can be evicted, by
+  // the order of their bounds; null if none can.
   // evaluate(storage, least, &score): the exact score, or if that is above `least` any that is;
   // false: it cannot be evicted, and is parked. most_free: no candidate has more free bytes beside
   // it that count with its size; or kNoFreeBytes.
   template <typename Evaluate>
-  Storage* search(int64_t now_ns, int64_t decreased_ns, uint64_t most_free, Evaluate&& evaluate);
+  Storage* search(int64_t now_ns, int64_t decreased_ns, uint64_t most_free, size_t most_scores,
+                  Evaluate&& evaluate);
 
   // No more bytes are free beside its block.
   uint64_t most_free_beside(const Storage* storage) const;
@@ -121,11 +125,11 @@ class Candidates {
   void widen_all();
 
   // Calls begin(storage) for each candidate with which a window of `wanted` bytes may begin that
-  // costs at most `limit`; begin() may lower the limit. price(storage): the exact price of a
-  // member, infinite if it cannot be evicted.
+  // costs at most `limit`; begin() may lower the limit. Ends after so many looks at candidates, by the
+  // order of their bounds, if one such was found. price(storage): the exact price of a member, infinite if it cannot be evicted.
   template <typename Price, typename Begin>
   void search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted, const double& limit,
-                      Price&& price, Begin&& begin);
+                      size_t most_looks, Price&& price, Begin&& begin);
 
   // Candidates by address: how many come before one, and the one that so many come before.
   size_t rank_of(const Storage* storage) const;
@@ -253,19 +257,22 @@ void Candidates::visit_from_the_lowest(Column& bounds, Column& least, Limit&& li
 
 template <typename Evaluate>
 Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_free,
-                            Evaluate&& evaluate) {
+                            size_t most_scores, Evaluate&& evaluate) {
   if (list_.empty()) return nullptr;
   const Moment now{now_ns, decreased_ns, most_free};
   look_ahead(now);
   Storage* best = nullptr;
   double least = std::numeric_limits<double>::infinity();
   float limit = kMost;  // bounds above it cannot win
+  size_t scores = 0;
   visit_from_the_lowest(
-      bounds_, least_, [&] { return limit; }, [&](size_t block) { return refine(now, block); },
+      bounds_, least_, [&] { return scores < most_scores ? limit : -1; },
+      [&](size_t block) { return refine(now, block); },
       [&](size_t index) {
         Storage* storage = list_[index];
         double score = 0;
         if (!evaluate(storage, least, &score)) return;
+        ++scores;
         if (best && (score > least || (score == least && storage->id >= best->id))) return;
         best = storage;
         least = score;
@@ -276,22 +283,32 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_
 
 template <typename Price, typename Begin>
 void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted,
-                                const double& limit, Price&& price, Begin&& begin) {
+                                const double& limit, size_t most_looks, Price&& price,
+                                Begin&& begin) {
   if (list_.empty()) return;
   bound_runs(now_ns, decreased_ns, wanted);
+  size_t looks = 0;
+  bool found = false;
   // Rounding is below the slack.
   const auto most = [&] { return limit * (1 + 2 * kSlack); };
   visit_from_the_lowest(
-      run_bounds_, run_least_, [&] { return static_cast<float>(std::min<double>(most(), kMost)); },
+      run_bounds_, run_least_,
+      [&] {
+        return looks < most_looks || !found ? static_cast<float>(std::min<double>(most(), kMost))
+                                            : -1;
+      },
       [](size_t) { return false; },
       [&](size_t first) {
+        ++looks;
         const uint64_t low = low_end(first);
         double sum = 0;
         for (size_t rank = first; rank < order_.size() && sum <= most(); ++rank) {
           if (rank > first && !goes_on(begins_[order_[rank]], low, wanted)) break;
           sum += price(at_rank(rank));
         }
-        if (sum <= most() && sum < std::numeric_limits<double>::infinity()) begin(at_rank(first));
+        if (sum > most() || sum == std::numeric_limits<double>::infinity()) return;
+        found = true;
+        begin(at_rank(first));
       });
 }
 

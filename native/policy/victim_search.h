@@ -35,6 +35,7 @@ class VictimSearch {
 
   // The candidate of the least score, or a random one; null if none can be evicted.
   Storage* choose(Device& device, const SearchContext& context);
+  Storage* choose(Device& device, const SearchContext& context, size_t most_scores);
   // An unneeded storage whose block serves a request whole: as large, or up to an eighth larger.
   // Null if there is none.
   Storage* choose_whole(Device& device, uint64_t size_bytes);

@@ -86,12 +86,13 @@ void WindowSearch::take_members(const Device& device, const Window& window) {
 }
 
 // The best few windows by their price, in few_.
-void WindowSearch::search(Device& device, const SearchContext& context, uint64_t size_bytes) {
+void WindowSearch::search(Device& device, const SearchContext& context, uint64_t size_bytes,
+                          size_t most_looks) {
   ++search_number_;
   ++environment_.stats.window_searches;
   few_.clear();
   device.candidates.search_windows(
-      context.now_ns, costs_.decreased_ns(), size_bytes, few_.limit(),
+      context.now_ns, costs_.decreased_ns(), size_bytes, few_.limit(), most_looks,
       [&](Storage* storage) { return price_of(device, storage, context, few_.limit()); },
       [&](Storage* first) {
         Window window;
@@ -121,10 +122,12 @@ double WindowSearch::joint_price(const SearchContext& context, const MemberCost&
 const std::vector<Storage*>& WindowSearch::find(Device& device, const SearchContext& context,
                                                 uint64_t size_bytes,
                                                 const MemberCost& member_cost_ns) {
-  search(device, context, size_bytes);
+  constexpr size_t kMostLooks = 64;  // as kMostScores in victim_search.cpp
+  const dtr_engine_options& options = environment_.options;
+  search(device, context, size_bytes,
+         options.room == DTR_ROOM_AUTO ? kMostLooks : Candidates::kAny);
   Window best;
   double least = std::numeric_limits<double>::infinity();
-  const dtr_engine_options& options = environment_.options;
   const bool credits_bytes =
       options.room == DTR_ROOM_AUTO && options.heuristic.size != DTR_SIZE_NONE;
   for (size_t i = 0; i < few_.size(); ++i) {
@@ -200,7 +203,7 @@ void WindowSearch::check(Device& device, const SearchContext& context) {
         }
       }
     }
-    search(device, context, size_bytes);
+    search(device, context, size_bytes, Candidates::kAny);
     bool same = few_.size() == best.size();
     for (size_t i = 0; same && i < best.size(); ++i)
       same = few_[i].first == best[i].first && few_[i].members == best[i].members &&

@@ -55,7 +55,7 @@ struct Corruptor {
     --chunks().mapped_count_;
   }
   void absent_chunk_mapped() {
-    chunks().mapped_.set(chunks().number(heap().first_absent()->offset));
+    chunks().mapped_.set(chunks().number(heap().largest_absent()->offset));
     ++chunks().mapped_count_;
   }
   void mapped_miscounted() { ++chunks().mapped_count_; }

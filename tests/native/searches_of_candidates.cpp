@@ -2,6 +2,7 @@
 // used, get dearer and cheaper, one by one and many at once, in steps of a few ns and long ones.
 // Exits with 1 where another than the least exact score was found, or a rule of the columns is
 // broken.
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -70,17 +71,33 @@ class Run : Draws {
     return made.cost * made.bounds.weight / std::pow(staleness, exponent_);
   }
 
+  // The best of what was looked at, which is in seen_.
+  const dtr::Storage* search(size_t most_scores) {
+    seen_.clear();
+    return candidates_.search(now_, decreased_, dtr::Candidates::kNoFreeBytes, most_scores,
+                              [&](dtr::Storage* storage, double, double* value) {
+                                auto* made = static_cast<Made*>(storage);
+                                seen_.push_back(made);
+                                set(*made);
+                                *value = score(*made);
+                                return true;
+                              });
+  }
+
   bool search() {
+    const auto before = [this](const Made* a, const Made* b) { return score(*a) < score(*b); };
+    const size_t few = 1 + below(4);
+    const dtr::Storage* first = search(few);
+    if (seen_.size() > few ||
+        (!seen_.empty() && *std::min_element(seen_.begin(), seen_.end(), before) != first)) {
+      std::printf("%zu scores were computed for %zu, or the best was not taken\n", seen_.size(),
+                  few);
+      return false;
+    }
     const Made* best = nullptr;
     for (const auto& made : made_)
       if (!best || score(*made) < score(*best)) best = made.get();
-    const dtr::Storage* found =
-        candidates_.search(now_, decreased_, dtr::Candidates::kNoFreeBytes,
-                           [&](dtr::Storage* storage, double, double* value) {
-                             set(*static_cast<Made*>(storage));
-                             *value = score(*static_cast<Made*>(storage));
-                             return true;
-                           });
+    const dtr::Storage* found = search(dtr::Candidates::kAny);
     if (found != best) std::printf("of %zu candidates another was found\n", made_.size());
     const std::string broken = candidates_.check(now_, decreased_);
     if (!broken.empty()) std::printf("%s\n", broken.c_str());
@@ -99,6 +116,7 @@ class Run : Draws {
   int64_t pause_ns_;
   dtr::Candidates candidates_;
   std::vector<std::unique_ptr<Made, Removal>> made_;
+  std::vector<const Made*> seen_;
   uint64_t ids_ = 0;
   int64_t now_ = 1, decreased_ = 0;
 };

@@ -134,7 +134,7 @@ class Run : Draws {
     std::vector<double> found;
     double limit = std::numeric_limits<double>::infinity();
     candidates_.search_windows(
-        now_, decreased_, wanted, limit,
+        now_, decreased_, wanted, limit, dtr::Candidates::kAny,
         [&](const dtr::Storage* storage) {
           ++priced_;
           return price(storage);
