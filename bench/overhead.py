@@ -2,13 +2,11 @@
 
     python -m bench.overhead [--json PATH] [--smoke]
 
-Four answers, each from one process in which running with and without take turns, round by round:
+Three answers, each from one process in which running with and without take turns, round by round:
 
 - per operator: the time that dtr_alloc adds to operators on small tensors, where there is nothing
   to hide behind. Tensors have 1 KiB, just large enough that results are recorded with their
   closures.
-- out of cache: the same for one addition after other memory was written, as a large operator does.
-  Then the code and the records of PyTorch and of dtr_alloc come from farther away.
 - in loops of a few operators on tiny tensors, and in inference: the time of an operator as a ratio,
   with "unlimited" and with a budget in bytes that never binds, from the session's beginning: so it
   has the looks for what is repeated in it.
@@ -20,13 +18,11 @@ Four answers, each from one process in which running with and without take turns
   asked for: with the thread that looks at the counters, and hooks on all modules.
 
 Times are the least of many rounds, in one thread: of the process's CPU, which other programs on the
-machine disturb less, and for steps of the wall clock, too. A few percent stay noise. Out of cache
-they are medians of the wall clock, because one operator is too short for the CPU's.
+machine disturb less, and for steps of the wall clock, too. A few percent stay noise.
 """
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import statistics
 from collections.abc import Callable, Iterator
@@ -43,7 +39,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dtr_alloc
 from bench import results
 from bench.models import JOBS, Job
-from dtr_alloc.torch import api
 
 SIDE = 16
 Call = Callable[[], Any]
@@ -77,19 +72,10 @@ def shown() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def trusting() -> Iterator[None]:
-    """The same, without comparing contents to find who writes past operators."""
-    with unlimited():
-        api.trust_contents()
-        yield
-
-
 MODES: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "plain": nullcontext,
     "dtr_alloc": unlimited,
 }
-CASE_MODES = {**MODES, "trusting": trusting}
 LOOP_MODES = {**MODES, "budget": budgeted}
 
 
@@ -261,10 +247,6 @@ STEPS = (
 """Jobs and scales; but for the first, most operators take 50 microseconds to milliseconds."""
 
 
-WRITTEN_MIB = (0, 1, 4, 16)
-"""From nothing to more than the caches of a core hold."""
-
-
 def operators(case: Case) -> int:
     """How many operators one call of the case is, as a mode sees them."""
     with torch.set_grad_enabled(case.grad):
@@ -288,9 +270,9 @@ def time_calls(case: Case, mode: Callable[[], AbstractContextManager[None]], cal
 
 def measure_case(case: Case, rounds: int, calls: int) -> dict[str, Any]:
     """One row: what dtr_alloc adds to one operator of the case."""
-    least = dict.fromkeys(CASE_MODES, float("inf"))
+    least = dict.fromkeys(MODES, float("inf"))
     for _ in range(rounds):
-        for way, mode in CASE_MODES.items():
+        for way, mode in MODES.items():
             least[way] = min(least[way], time_calls(case, mode, calls))
     count = operators(case)
     return {
@@ -298,7 +280,6 @@ def measure_case(case: Case, rounds: int, calls: int) -> dict[str, Any]:
         "operators": count,
         "plain_ns_per_op": least["plain"] / count,
         "added_ns_per_op": (least["dtr_alloc"] - least["plain"]) / count,
-        "contents_ns_per_op": (least["dtr_alloc"] - least["trusting"]) / count,
     }
 
 
@@ -315,23 +296,6 @@ def measure_loop(case: Case, rounds: int) -> dict[str, Any]:
         "ratio_unlimited": least["dtr_alloc"] / least["plain"],
         "ratio_budget": least["budget"] / least["plain"],
     }
-
-
-def measure_out_of_cache(mebibytes: int, rounds: int, calls: int) -> dict[str, Any]:
-    """One row: what dtr_alloc adds to an addition after so much other memory was written."""
-    other = ctypes.create_string_buffer(mebibytes << 20)
-    times: dict[str, list[int]] = {way: [] for way in MODES}
-    for _ in range(rounds):
-        for way, mode in MODES.items():
-            with mode():
-                call = add()
-                for i in range(calls):
-                    ctypes.memset(other, i & 255, len(other))
-                    start = perf_counter_ns()
-                    call()
-                    times[way].append(perf_counter_ns() - start)
-    plain, ours = (statistics.median(times[way]) for way in ("plain", "dtr_alloc"))
-    return {"written_mib": mebibytes, "plain_ns": plain, "added_ns": ours - plain}
 
 
 def timed_steps(job: Job, first: int, steps: int) -> Iterator[tuple[float, float]]:
@@ -384,7 +348,6 @@ TABLES = {
             "operators": "{operators:}",
             "plain": "{plain_ns_per_op:,.0f}",
             "added by dtr_alloc": "{added_ns_per_op:,.0f}",
-            "of that, comparing contents": "{contents_ns_per_op:,.0f}",
         },
     ),
     "loops": (
@@ -394,14 +357,6 @@ TABLES = {
             "plain ns": "{plain_ns_per_op:,.0f}",
             "unlimited": "{ratio_unlimited:.2f}x",
             "a budget that never binds": "{ratio_budget:.2f}x",
-        },
-    ),
-    "out_of_cache": (
-        "One addition after other memory was written, ns",
-        {
-            "MiB": "{written_mib:}",
-            "plain": "{plain_ns:,.0f}",
-            "added by dtr_alloc": "{added_ns:,.0f}",
         },
     ),
     "jobs": (
@@ -447,15 +402,11 @@ def main(rounds: int, calls: int, no_jobs: bool, seed: int, path: str | None, sm
     for case in LOOPS:
         with console.status(f"timing {case.name}"):
             loops.append(measure_loop(case, max(rounds // 8, 1)))
-    out_of_cache = []
-    for mebibytes in WRITTEN_MIB:
-        with console.status(f"adding after {mebibytes} MiB were written"):
-            out_of_cache.append(measure_out_of_cache(mebibytes, rounds, calls // 8))
     gc.enable()
     for name, kind, scale in steps:
         with console.status(f"training {name}"):
             jobs.append(measure_steps(name, kind, scale, max(rounds // 3, 2), seed))
-    found = {"cases": cases, "loops": loops, "out_of_cache": out_of_cache, "jobs": jobs}
+    found = {"cases": cases, "loops": loops, "jobs": jobs}
     for name, (title, columns) in TABLES.items():
         console.print(results.table(title, columns, found[name]))
     middle = statistics.median(row["added_ns_per_op"] for row in cases)

@@ -18,7 +18,6 @@ from rich.console import Console
 from rich.table import Table
 
 import dtr_alloc
-from bench.heap import cpu_name
 
 MIB = 2**20
 _C = TypeVar("_C", bound=Callable[..., Any])
@@ -95,6 +94,13 @@ def environment(device: str, seed: int) -> dict[str, Any]:
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": " ".join(["python", "-m", *_module(), *sys.argv[1:]]),
     }
+
+
+def cpu_name() -> str:
+    """As Linux says it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"
 
 
 def _module() -> list[str]:

@@ -15,11 +15,6 @@ whole job recomputed. Every search is exact. `times_single` is its time over tha
 search for the least score of the same heuristic, pool and size ("exact"), taken in the same run.
 Where one search does not make the room for a request, there are several: "us each" is the mean time
 of all searches of a request that searched.
-
-Two more tables are of PyTorch on the CPU, in one thread. One has an operator with many inputs, all
-evicted like its result, which is then read: the time per input, over that with the fewest inputs.
-The other has a job of many tensors of 160 bytes, a chain of which all are read backward, under a
-share of its peak: its time over that of the job without dtr_alloc, the least of three.
 """
 
 from __future__ import annotations
@@ -28,13 +23,11 @@ import operator
 import random
 import statistics
 from dataclasses import dataclass, field
-from time import perf_counter
+from itertools import product
 from typing import Any
 
 import click
-import torch
 
-import dtr_alloc
 from bench import results
 from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.simulation import presets
@@ -43,7 +36,7 @@ SIZES = (1_000, 10_000)
 TARGETS_US = {1_000: 2, 10_000: 8, 100_000: 80}
 SKIP = 4  # every so many operators read one that many before
 KIB = 1024
-ALSO = ("marginal", "dtr-full", "dtr-local", "lru", "megengine")
+HEURISTICS = ("dtr-eqclass", "marginal", "dtr-full", "dtr-local", "lru", "megengine")
 MOST_REPEATS = 20_000
 INT8 = 1  # c10::ScalarType::Char
 
@@ -231,126 +224,31 @@ def compare(rows: list[dict[str, Any]]) -> None:
         row["times_single"] = row["median_us"] / single[key]
 
 
-def measure_wide(inputs: int) -> dict[str, Any]:
-    """One row: torch.cat() of so many evicted tensors, itself evicted, is read."""
-    with dtr_alloc.session(budget="unlimited", device="cpu"):
-        base = torch.linspace(-1, 1, 64)
-        tensors = [base * i for i in range(inputs)]
-        joined = torch.cat(tensors)
-        for tensor in (*tensors, joined):
-            dtr_alloc.evict(tensor)
-        before = dtr_alloc.stats()["rematerializations"]
-        start = perf_counter()
-        joined[0].item()
-        seconds = perf_counter() - start
-        again = dtr_alloc.stats()["rematerializations"] - before
-        del joined, tensors, tensor, base
-    return {"inputs": inputs, "seconds": seconds, "rematerializations": again}
-
-
-def small_tensors(length: int) -> float:
-    """A chain of so many operators on 160 bytes, whose results are added up from the last on."""
-    x = torch.linspace(0, 1, 40)
-    kept = [x := torch.sin(x) for _ in range(length)]
-    total = kept.pop()
-    while kept:
-        total = total + kept.pop()
-    return float(total.sum())
-
-
-def measure_many(length: int, share: float) -> dict[str, Any]:
-    """One row: the chain plain, with a budget that never binds, and with a share of its peak."""
-
-    def timed() -> tuple[float, float]:
-        start = perf_counter()
-        value = small_tensors(length)
-        return perf_counter() - start, value
-
-    plain_seconds, expected = min(timed() for _ in range(3))
-    with dtr_alloc.session(budget="unlimited", device="cpu"):
-        dtr_alloc.reset_peak_stats()
-        unlimited_seconds, unlimited = min(timed() for _ in range(3))
-        peak = int(dtr_alloc.stats()["peak_allocated_bytes"])
-    with dtr_alloc.session(budget=int(share * peak), device="cpu"):
-        before = dtr_alloc.stats()
-        seconds, value = timed()
-        after = dtr_alloc.stats()
-    names = "searches", "evaluations", "evictions", "rematerializations", "search_seconds"
-    added = {name: after[name] - before[name] for name in names}
-    return {
-        "tensors": length,
-        "budget_share": share,
-        "same_bits": expected == unlimited == value,
-        "plain_seconds": plain_seconds,
-        "unlimited_times_plain": unlimited_seconds / plain_seconds,
-        "times_plain": seconds / plain_seconds,
-        **added,
-        "evaluations_per_search": added["evaluations"] / max(added["searches"], 1),
-        "search_part": added["search_seconds"] / seconds,
-    }
-
-
-TABLES = {
-    "results": (
-        "Searching for what to evict",
-        {
-            "heuristic": "{heuristic}",
-            "candidates": "{candidates:,}",
-            "search": "{search}",
-            "requests": "{requests:}",
-            "searches each": "{searches_per_request:.1f}",
-            "us each": "{request_us:.1f}",
-            "median us": "{median_us:.2f}",
-            "times single": "{times_single:.2f}",
-            "p90 us": "{p90_us:.2f}",
-            "evaluations": "{evaluations_per_search:.1f}",
-            "remats": "{rematerializations:}",
-            "s": "{recompute_seconds:.3f}",
-        },
-    ),
-    "wide": (
-        "An operator with many evicted inputs",
-        {
-            "inputs": "{inputs:,}",
-            "us per input": "{us_per_input:.2f}",
-            "times fewest": "{times_fewest:.2f}",
-            "remats": "{rematerializations:}",
-        },
-    ),
-    "many": (
-        "A job of many small tensors",
-        {
-            "tensors": "{tensors:,}",
-            "budget": "{budget_share:.0%}",
-            "plain s": "{plain_seconds:.2f}",
-            "unlimited": "{unlimited_times_plain:.1f}",
-            "times plain": "{times_plain:.1f}",
-            "search": "{search_part:.0%}",
-            "evaluations each": "{evaluations_per_search:.1f}",
-            "remats": "{rematerializations:}",
-        },
-    ),
+COLUMNS = {
+    "heuristic": "{heuristic}",
+    "candidates": "{candidates:,}",
+    "search": "{search}",
+    "requests": "{requests:}",
+    "searches each": "{searches_per_request:.1f}",
+    "us each": "{request_us:.1f}",
+    "median us": "{median_us:.2f}",
+    "times single": "{times_single:.2f}",
+    "p90 us": "{p90_us:.2f}",
+    "evaluations": "{evaluations_per_search:.1f}",
+    "remats": "{rematerializations:}",
+    "s": "{recompute_seconds:.3f}",
 }
-"""What is found, each with its title and columns."""
 
 
 @click.command(help="How long the engine searches for what to evict.")
-@click.option("--heuristic", default="dtr-eqclass", help="Of the search that is compared.")
-@click.option("--also", multiple=True, default=ALSO)
+@click.option("--heuristic", "names", multiple=True, default=HEURISTICS)
 @click.option("--size", "sizes", type=int, multiple=True, default=SIZES, help="Candidates.")
-@click.option("--inputs", type=int, multiple=True, default=(1_000, 4_000, 16_000))
-@click.option("--tensors", type=int, multiple=True, default=(10_000, 100_000))
-@click.option("--share", default=0.35, help="Of its peak, that the job of small tensors gets.")
 @click.option("--searches", default=1000, help="Operators of each phase that are measured.")
 @click.option("--seed", default=0)
 @results.options("A few hundred candidates, seconds.")
 def main(
-    heuristic: str,
-    also: tuple[str, ...],
+    names: tuple[str, ...],
     sizes: tuple[int, ...],
-    inputs: tuple[int, ...],
-    tensors: tuple[int, ...],
-    share: float,
     searches: int,
     seed: int,
     path: str | None,
@@ -358,28 +256,14 @@ def main(
 ) -> None:
     if smoke:
         sizes, searches = (200, 400), 100
-        inputs, tensors = (100, 200), (1_000,)
     console = results.console()
     rows = []
-    for candidates in sizes:
-        work = [(heuristic, variant) for variant in VARIANTS]
-        work += [(other, variant) for other in also for variant in VARIANTS]
-        for name, variant in work:
-            with console.status(f"{name}, {variant}, {candidates:,} candidates"):
-                rows.append(measure(name, candidates, variant, min(searches, candidates), seed))
+    for candidates, name, variant in product(sizes, names, VARIANTS):
+        with console.status(f"{name}, {variant}, {candidates:,} candidates"):
+            rows.append(measure(name, candidates, variant, min(searches, candidates), seed))
     compare(rows)
-    torch.set_num_threads(1)
-    with console.status("many inputs"):
-        wide = [measure_wide(count) for count in inputs]
-    for row in wide:
-        row["us_per_input"] = row["seconds"] / row["inputs"] * 1e6
-        row["times_fewest"] = row["us_per_input"] / wide[0]["us_per_input"]
-    with console.status("many tensors"):
-        many = [measure_many(count, share) for count in tensors]
-    found = {"results": rows, "wide": wide, "many": many}
-    for name, (title, columns) in TABLES.items():
-        console.print(results.table(title, columns, found[name]))
-    results.write(path, "search", seed, searches=searches, targets_us=TARGETS_US, **found)
+    console.print(results.table("Searching for what to evict", COLUMNS, rows))
+    results.write(path, "search", seed, searches=searches, targets_us=TARGETS_US, results=rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Whether `dtr-alloc suggest` is right: what it says of jobs, beside what is measured of them.
 
-    python -m bench.suggest [--job NAME]... [--smoke] [--json PATH] [--spinning N [--rounds R]]
+    python -m bench.suggest [--job NAME]... [--smoke] [--json PATH]
 
 Jobs of frameworks are among them where those are installed (`make frameworks` installs them).
 Of each job a row has the smallest budget that is suggested and the smallest that trains at most
@@ -11,10 +11,6 @@ stated; all as the median of ROUNDS. A step that is not learned in MOST_STEPS ha
 the times it is counted how many lie in their range. A machine with other work has no one time for a
 step; so it is also counted how many slowdowns lie in that range, in terms of the steps that
 `suggest` saw: in processor time, over steps without a budget just before.
-
-With `--spinning` nothing of that is measured. Of each job a row has the budget that is advised, the
-smallest one found and the median time of a step, by turns on the machine as it is and beside so
-many processes that keep its processors busy, and their ratios, busy over idle.
 """
 
 from __future__ import annotations
@@ -270,48 +266,12 @@ def _compute(cost: dict[str, Any] | None, when: str) -> str:
     return f"{said} / {was['computed']:.2f}" if was else f"{said} / fails"
 
 
-def beside(name: str, spinning: int, rounds: int) -> dict[str, Any]:
-    """What is suggested by turns without and with so many processes that spin."""
-    figures = [[_figures(name, count) for count in (0, spinning)] for _ in range(rounds)]
-    return {
-        "job": name,
-        "rounds": figures,
-        "ratios": {
-            key: [busy[key] / idle[key] for idle, busy in figures if idle[key] and busy[key]]
-            for key in ("advised_bytes", "smallest_bytes", "step_seconds")
-        },
-    }
-
-
-def _figures(name: str, spinning: int) -> dict[str, Any]:
-    spin = [sys.executable, "-c", "while True: pass"]
-    spinners = [subprocess.Popen(spin) for _ in range(spinning)]
-    try:
-        found = _suggested(name, 1.0)
-    finally:
-        for spinner in spinners:
-            spinner.kill()
-            spinner.wait()
-    outlooks = found["outlooks"]  # none: the job needs all that it takes
-    return {
-        "advised_bytes": found["advised"] and found["advised"]["budget_bytes"],
-        "smallest_bytes": outlooks[-1]["budget_bytes"] if outlooks else None,
-        "step_seconds": median(found["times"]),
-    }
-
-
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--job", "jobs", multiple=True, type=click.Choice(NAMES), help="Default: all.")
 @results.options("One job.")
-@click.option("--spinning", default=0, metavar="N", help="Compare advice beside N busy processes.")
-@click.option("--rounds", default=ROUNDS, show_default=True, metavar="R", help="Of that.")
-def main(jobs: tuple[str, ...], path: str | None, smoke: bool, spinning: int, rounds: int) -> None:
+def main(jobs: tuple[str, ...], path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
     names = jobs or (("mlp",) if smoke else NAMES)
-    if spinning:
-        rows = [beside(name, spinning, rounds) for name in names]
-        results.write(path or "-", "suggest_busy", spinning=spinning, results=rows)
-        return
     cells = [(name, 1.0) for name in names]
     if not smoke:
         cells += [(name, 2.0) for name in names if name in SCALED]

@@ -45,12 +45,10 @@ class Part:
     Attributes:
         name: of the module.
         seconds: the most that it may take.
-        file: of the JSON document that it goes to, if that is not its name.
     """
 
     name: str
     seconds: float
-    file: str = ""
 
 
 # Parts of one line run at the same time: none of them measures time.
@@ -58,10 +56,8 @@ STAGES: tuple[tuple[Part, ...], ...] = (
     (Part("same_bits", 110), Part("tests", 110)),
     (Part("step_time", 250),),
     (Part("peak", 70),),
-    (Part("mapping", 20, "driver"),),
-    (Part("bandwidth", 20, "driver"),),
+    (Part("bandwidth", 20),),
     (Part("largest_batch", 110), Part("waits", 60)),
-    (Part("heap_calls", 60, "driver"),),
 )
 PARTS = tuple(part for stage in STAGES for part in stage)
 
@@ -83,7 +79,6 @@ class Run:
     def __init__(self, out: Path, device: str, dry_run: bool, seconds: float) -> None:
         self._out, self._device, self._dry_run = out, device, dry_run
         self._ends = time.monotonic() + seconds
-        self._writing = threading.Lock()
         command = [sys.executable, "-m", "bench.gpu.device", device]
         told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
         self._facts = json.loads(told.stdout) | {
@@ -135,16 +130,10 @@ class Run:
         )
 
     def _write(self, part: Part) -> None:
-        """The document that the part goes to."""
-        file = part.file or part.name
-        with self._writing:
-            parts = {
-                other.name: vars(found)
-                for other, found in self.found.items()
-                if (other.file or other.name) == file
-            }
-            document = {"bench": f"gpu/{file}", **self._facts, "parts": parts}
-            results.write_json(document, str(self._out / f"gpu_{file}.json"))
+        """The document of the part."""
+        document = {"bench": f"gpu/{part.name}", **self._facts}
+        document |= {"parts": {part.name: vars(self.found[part])}}
+        results.write_json(document, str(self._out / f"gpu_{part.name}.json"))
 
     def write_summary(self) -> None:
         """The state of all parts, in a file of its own."""
@@ -172,11 +161,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 def describe(row: Row) -> str:
     """What a row is about: all that is text, or the budget."""
-    names = ("test", "job", "way", "allocator", "budget_fraction", "fraction")
+    names = ("test", "job", "way", "budget_fraction", "fraction")
     named = [f"{row[name]}" for name in names if row.get(name) is not None]
-    sizes = [f"{row[name]} MiB" for name in ("size_mib", "chunk_mib") if name in row]
-    sizes += [f"{row['chunks']} times"] if "chunks" in row else []
-    return " ".join([*named, *sizes])
+    return " ".join([*named, *([f"{row['size_mib']} MiB"] if "size_mib" in row else [])])
 
 
 def numbers(row: Row) -> str:
@@ -188,7 +175,7 @@ def numbers(row: Row) -> str:
     names = (
         *("outcome", "ratio", "first_ratio", "step_seconds", "host_seconds"),
         *("above_bytes", "largest_batch"),
-        *("waits", "added_waits", "ns_per_pair", "map_us", "unmap_us", "gigabytes_per_second"),
+        *("waits", "added_waits", "gigabytes_per_second"),
     )
     told = {name: row[name] for name in names if row.get(name) is not None}
     return ", ".join(

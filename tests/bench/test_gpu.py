@@ -16,7 +16,6 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed here")
 
 from bench.gpu.__main__ import PARTS
-from bench.gpu.heap_calls import Step, as_steps
 from bench.gpu.largest_batch import closer, largest
 from bench.gpu.part import met
 
@@ -27,11 +26,9 @@ ROWS = {
     "tests": {"test", "outcome"},
     "step_time": {"job", "way", "step_seconds", "host_seconds", "ratio", "goals"},
     "peak": {"job", "budget_bytes", "context_bytes", "driver_peak_bytes", "above_bytes"},
-    "mapping": {"chunk_mib", "microseconds", "map_us", "unmap_us"},
     "bandwidth": {"way", "size_mib", "gigabytes_per_second"},
     "largest_batch": {"job", "way", "largest_batch", "trials"},
     "waits": {"job", "way", "steps", "waits", "calls"},
-    "heap_calls": {"job", "allocator", "pairs", "ns_per_pair"},
 }
 """What the first row of each part has, at least."""
 
@@ -50,7 +47,7 @@ def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.name)
 def test_a_dry_run_of_a_part(part: Any, dry_run: Path) -> None:
-    document = json.loads((dry_run / f"gpu_{part.file or part.name}.json").read_text())
+    document = json.loads((dry_run / f"gpu_{part.name}.json").read_text())
     assert document.keys() >= FACTS
     assert document["dry_run"]
     found = document["parts"][part.name]
@@ -82,11 +79,6 @@ def test_a_part_that_runs_out_of_time_keeps_its_rows(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "gpu_step_time.json").read_text())["parts"]["step_time"]
     assert found["status"] == "not started"
     assert found["error"] == "no time was left"
-
-
-def test_frees_of_what_a_trace_does_not_allocate_are_left_out() -> None:
-    entries = [(10, -4), (20, 8), (30, 16), (20, -8), (20, 2)]
-    assert as_steps(entries) == [Step(0, 8), Step(1, 16), Step(0, 0), Step(2, 2)]
 
 
 def test_the_largest_batch_lies_between_two_that_were_tried() -> None:

@@ -80,6 +80,14 @@ def test_soak() -> None:
     assert counts["differences"] == 0
 
 
+def test_heap() -> None:
+    """Pairs of malloc and free on our heap, our pool and glibc. Needs g++."""
+    document = run("bench.heap")
+    assert document.keys() >= ENVIRONMENT | {"results", "placement"}
+    assert {row["allocator"] for row in document["results"]} == {"heap", "pool", "glibc"}
+    assert all(row["median_ns"] > 0 for row in document["results"])
+
+
 def test_search() -> None:
     """Searches among a few hundred candidates."""
     document = run("bench.search")
@@ -88,15 +96,10 @@ def test_search() -> None:
         assert row["requests"] > 0
         assert 0 < row["median_us"] <= row["p90_us"]
         assert row["evaluations_per_search"] > 0
-    for row in document["wide"]:
-        assert row["rematerializations"] == row["inputs"] + 1
-    for row in document["many"]:
-        assert row["same_bits"]
-        assert row["searches"] > 0
 
 
 def test_overhead() -> None:
-    """What an idle dtr_alloc adds, per operator, in cache and out of it, and per step."""
+    """What an idle dtr_alloc adds, per operator and per step."""
     document = run("bench.overhead")
     assert document.keys() >= ENVIRONMENT | {"commit", "command", "cases", "jobs"}
     for row in document["cases"]:
@@ -104,8 +107,6 @@ def test_overhead() -> None:
         assert row["plain_ns_per_op"] > 0
     added = [row["added_ns_per_op"] for row in document["cases"]]
     assert document["added_ns_per_op"] == median(added)
-    assert document["out_of_cache"][0]["written_mib"] == 0
-    assert all(row["plain_ns"] > 0 for row in document["out_of_cache"])
     (job,) = document["jobs"]
     assert job["operators"] > 1000
     assert job["cpu_ratio"] > 0
