@@ -252,12 +252,6 @@ def stats() -> Stats:
     return _runtime.stats()
 
 
-def trust_contents() -> None:
-    """Compares no contents (graph/contents.h) until the session ends: to measure the cost."""
-    runtime = active()
-    runtime.configure(runtime.config, contents=lib.DTR_CONTENTS_TRUSTED)
-
-
 def limit_rematerializations(most: int | None) -> None:
     """Limits the number of rematerializations from now on, on all threads together. The next one
     raises StateError, and so does each use of its result. None: no limit, as after the session."""
