@@ -6,6 +6,7 @@ They come from an arena of one piece with first fit: enough to fragment, to evic
 from __future__ import annotations
 
 import random
+import re
 
 from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.traces.trace import Kind, Trace
@@ -150,6 +151,30 @@ def _place(
         arena.free(place)
         address = arena.allocate(size, name)
     return address
+
+
+LETTERS = {
+    "A": Kind.ALLOCATE, "F": Kind.FREE, "E": Kind.EVICT, "C": Kind.REMATERIALIZE, "R": Kind.ROOM,
+    "<": Kind.MOVE_FROM, ">": Kind.MOVE_TO, "O": Kind.OUT_OF_MEMORY, "B": Kind.BUDGET,
+    "S": Kind.SEGMENT_ALLOCATE, "U": Kind.SEGMENT_FREE, "T": Kind.STEP,
+}  # fmt: skip
+
+
+def of_text(text: str, trace: Trace | None = None, size: int = 0, name: int = 0) -> Trace:
+    """Events a microsecond apart, as "A512:2K/1": a kind's letter, an address, a size, a name."""
+    trace = Trace() if trace is None else trace
+    for event in text.split():
+        found = re.fullmatch(r"(\D)(\d*)(K?)(?::(\d+)(K?))?(?:/(\d))?", event)
+        assert found, event
+        kind, address, in_kib, its_size, of_kib, its_name = found.groups()
+        trace.add(
+            LETTERS[kind],
+            time_ns=1000 * len(trace),
+            address=int(address or 0) << (10 if in_kib else 0),
+            size_bytes=int(its_size) << (10 if of_kib else 0) if its_size else size,
+            name=int(its_name or name),
+        )
+    return trace
 
 
 def a_life(seed: int = 4, steps: int = 400) -> Trace:

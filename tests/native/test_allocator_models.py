@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_up_trace import LETTERS, of_text
 
 from dtr_alloc.fragment import models
 from dtr_alloc.fragment.models import (
@@ -225,14 +226,8 @@ def test_a_trace_that_no_budget_is_enough_for_has_no_smallest_one(model):
 
 
 def test_a_block_that_moved_is_one_allocation():
-    trace = Trace()
-    trace.add(Kind.ALLOCATE, address=1 << 20, size_bytes=1000)
-    trace.add(Kind.ALLOCATE, address=2 << 20, size_bytes=1000)
-    trace.add(Kind.MOVE_FROM, address=1 << 20, size_bytes=1024)
-    trace.add(Kind.MOVE_TO, address=2 << 20, size_bytes=1024)
-    trace.add(Kind.FREE, address=1 << 20)
-    trace.add(Kind.ALLOCATE, address=1 << 20, size_bytes=500)
-    trace.add(Kind.FREE, address=2 << 20)
+    text = "A1024K:1000 A2048K:1000 <1024K:1024 >2048K:1024 F1024K A1024K:500 F2048K"
+    trace = of_text(text)
     trace.validate()
     result = run_model(trace, "first-fit", placements=True)
     assert result.peak_live_bytes == 1500
@@ -240,28 +235,23 @@ def test_a_block_that_moved_is_one_allocation():
     assert len(trace.lifetimes().start) == 2
 
 
-ALLOCATE, FREE = Kind.ALLOCATE, Kind.FREE
-
-
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    ("events", "message"),
     [
-        ([(FREE, 64)], "event 0 frees 0x40, where nothing is allocated"),
-        ([(ALLOCATE, 64), (ALLOCATE, 64)], "event 1 allocates at 0x40, where something is"),
-        ([(ALLOCATE, 64), (FREE, 64), (FREE, 64)], "event 2 frees 0x40"),
-        ([(Kind.MOVE_FROM, 64)], "event 0 moves from 0x40, where nothing"),
-        ([(ALLOCATE, 64), (Kind.MOVE_FROM, 64)], "event 2 is missing: the MOVE_TO"),
-        ([(ALLOCATE, 64), (Kind.MOVE_TO, 64)], "event 1 is a MOVE_TO without"),
-        ([(ALLOCATE, 64), (Kind.MOVE_FROM, 64), (FREE, 64)], "event 2 comes after a MOVE_FROM"),
-        ([(99, 64)], "event 0 is of kind 99; allowed: 0 to 12"),
+        ("F64", "event 0 frees 0x40, where nothing is allocated"),
+        ("A64 A64", "event 1 allocates at 0x40, where something is"),
+        ("A64 F64 F64", "event 2 frees 0x40"),
+        ("<64", "event 0 moves from 0x40, where nothing"),
+        ("A64 <64", "event 2 is missing: the MOVE_TO"),
+        ("A64 >64", "event 1 is a MOVE_TO without"),
+        ("A64 <64 F64", "event 2 comes after a MOVE_FROM"),
+        ("?64", "event 0 is of kind 99; allowed: 0 to 12"),
     ],
 )
-def test_a_trace_that_makes_no_sense_is_refused_by_the_event(rows, message):
-    trace = Trace()
-    for kind, address in rows:
-        trace.add(kind, address=address, size_bytes=8)
+def test_a_trace_that_makes_no_sense_is_refused_by_the_event(events, message, monkeypatch):
+    monkeypatch.setitem(LETTERS, "?", 99)
     with pytest.raises(ValueError, match=message):
-        run_model(trace, "first-fit")
+        run_model(of_text(events, size=8), "first-fit")
 
 
 @pytest.mark.parametrize(

@@ -19,50 +19,31 @@ from dtr_alloc.fragment.walk import by_device, walk
 from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
 
-def trace_of(*events, source="dtr_alloc"):
-    """A trace of (kind, address, size) events, a microsecond apart."""
-    trace = Trace({"source": source, "time_unit": "ns"})
-    for at, (kind, address, size) in enumerate(events):
-        trace.add(kind, time_ns=1000 * at, address=address, size_bytes=size)
+def trace_of(text, source="dtr_alloc"):
+    trace = made_up_trace.of_text(text, Trace({"source": source, "time_unit": "ns"}))
     trace.validate()
     return trace
 
 
-def segment(address, size):
-    return (Kind.SEGMENT_ALLOCATE, address, size)
-
-
-def allocate(address, size):
-    return (Kind.ALLOCATE, address, size)
-
-
-def free(address, size):
-    return (Kind.FREE, address, size)
-
-
 class TestTheHeapOverTime:
     def test_a_block_is_as_large_as_its_end_says_and_live_is_what_was_asked_for(self):
-        series = walk(trace_of(segment(0x1000, 64), allocate(0x1000, 10), free(0x1000, 16))).series
+        series = walk(trace_of("S4096:64 A4096:10 F4096:16")).series
         assert list(series.live_bytes) == [0, 10, 0]
         assert list(series.free_bytes) == [64, 48, 64]
 
     def test_without_segments_memory_is_reserved_from_its_first_block_on(self):
-        series = walk(
-            trace_of(allocate(0, 10), allocate(10, 10), free(0, 10), allocate(0, 4), free(10, 10))
-        ).series
+        series = walk(trace_of("A0:10 A10:10 F0:10 A0:4 F10:10")).series
         assert list(series.reserved_bytes) == [10, 20, 20, 20, 20]
         # Once it was freed it is one hole with what was left beside it.
         assert list(series.largest_free_bytes) == [0, 0, 10, 6, 16]
 
     @pytest.mark.parametrize(("source", "largest"), [("torch", 100), ("dtr_alloc", 200)])
     def test_holes_of_two_segments_of_pytorch_are_two(self, source, largest):
-        trace = trace_of(segment(0, 100), segment(100, 100), allocate(300, 1), source=source)
+        trace = trace_of("S0:100 S100:100 A300:1", source=source)
         assert walk(trace).series.largest_free_bytes[1] == largest
 
     def test_segments_that_a_block_lies_across_are_one(self):
-        trace = trace_of(
-            segment(0, 100), segment(100, 100), allocate(90, 20), free(90, 20), source="torch"
-        )
+        trace = trace_of("S0:100 S100:100 A90:20 F90:20", source="torch")
         assert walk(trace).series.largest_free_bytes[-1] == 200
 
     def test_random_heaps_are_those_of_a_set_of_bytes(self):
@@ -76,18 +57,18 @@ class TestTheHeapOverTime:
             used = {at for block in blocks.values() for at in block}
             what = choose.random()
             if what < 0.4 and used.isdisjoint(span):
-                events.append(allocate(start, len(span)))
+                events.append(f"A{start}:{len(span)}")
                 blocks[start] = span
                 reserved.update(span)
             elif what < 0.7 and blocks:
                 start = choose.choice(list(blocks))
-                events.append(free(start, len(blocks[start])))
+                events.append(f"F{start}:{len(blocks[start])}")
                 del blocks[start]
             elif what < 0.85 and reserved.isdisjoint(span):
-                events.append(segment(start, len(span)))
+                events.append(f"S{start}:{len(span)}")
                 reserved.update(span)
             elif what >= 0.85 and used.isdisjoint(span):
-                events.append((Kind.SEGMENT_FREE, start, len(span)))
+                events.append(f"U{start}:{len(span)}")
                 reserved.difference_update(span)
             else:
                 continue
@@ -96,7 +77,7 @@ class TestTheHeapOverTime:
             ends = sorted(at + 1 for at in free_bytes if at + 1 not in free_bytes)
             expected.append(sorted(end - at for at, end in zip(starts, ends, strict=True)))
             sums.append((sum(map(len, blocks.values())), len(reserved)))
-        done = walk(trace_of(*events))
+        done = walk(trace_of(" ".join(events)))
         series = done.series
         assert list(series.event) == list(range(600))
         assert list(series.time_ns) == [1000 * event for event in range(600)]
@@ -110,21 +91,21 @@ class TestTheHeapOverTime:
             assert done.holes_at(event) == expected[event]
 
     def test_blocks_that_lie_in_each_other_are_an_error(self):
-        trace = trace_of(allocate(0, 10), allocate(5, 10), free(0, 10), free(5, 10))
+        trace = trace_of("A0:10 A5:10 F0:10 F5:10")
         with pytest.raises(TraceError, match="event 3 at 0x5: part of the block is free already"):
             walk(trace)
 
     @pytest.mark.parametrize(
         ("event", "reason"),
         [
-            (free(8, 1), "event 1 at 0x8: no block is in use there"),
-            (allocate(0, 2), "event 1 at 0x0: a block is in use there"),
+            ((Kind.FREE, 8, 1), "event 1 at 0x8: no block is in use there"),
+            ((Kind.ALLOCATE, 0, 2), "event 1 at 0x0: a block is in use there"),
             ((Kind.REMATERIALIZE, 8, 1), "event 1 at 0x8: no block is in use there"),
             ((Kind.MOVE_TO, 8, 1), "event 1 at 0x8: no block is in use there"),
         ],
     )
     def test_a_trace_that_is_not_valid_is_an_error(self, event, reason):
-        trace = trace_of(allocate(0, 1))
+        trace = trace_of("A0:1")
         trace.add(event[0], address=event[1], size_bytes=event[2])
         with pytest.raises(TraceError, match=reason):
             walk(trace)
@@ -141,21 +122,7 @@ class TestTheHeapOverTime:
 
 class TestBlocks:
     def test_a_block_says_how_it_began_and_ended(self):
-        blocks = walk(
-            trace_of(
-                allocate(0, 8),
-                allocate(8, 8),
-                allocate(100, 8),
-                (Kind.MOVE_FROM, 8, 8),
-                (Kind.MOVE_TO, 100, 8),
-                free(8, 8),
-                (Kind.EVICT, 0, 8),
-                free(0, 8),
-                allocate(8, 8),
-                (Kind.REMATERIALIZE, 8, 8),
-                free(8, 8),
-            )
-        ).blocks
+        blocks = walk(trace_of("A0:8 A8:8 A100:8 <8:8 >100:8 F8:8 E0:8 F0:8 A8:8 C8:8 F8:8")).blocks
         assert list(blocks.began) == [ALLOCATED, ALLOCATED, MOVED_IN, REMATERIALIZED]
         assert list(blocks.ended) == [EVICTED, MOVED_OUT, STAYED, FREED]
         assert list(blocks.start) == [0, 1, 2, 8]
@@ -164,15 +131,7 @@ class TestBlocks:
 
 class TestMeasures:
     def test_the_worst_moment_without_failures_is_the_peak_of_reserved_bytes(self):
-        trace = trace_of(
-            segment(0, 100),
-            allocate(0, 30),
-            allocate(40, 30),
-            segment(100, 100),
-            allocate(100, 80),
-            free(40, 30),
-            free(0, 30),
-        )
+        trace = trace_of("S0:100 A0:30 A40:30 S100:100 A100:80 F40:30 F0:30")
         found = measures.of_walk(walk(trace))
         assert found.peak_live_bytes == 140
         assert found.peak_reserved_bytes == 200
@@ -190,13 +149,7 @@ class TestMeasures:
         assert found.counts["allocations"] == 3
 
     def test_the_worst_moment_is_the_first_failure(self):
-        trace = trace_of(
-            segment(0, 100),
-            allocate(0, 10),
-            allocate(50, 10),
-            (Kind.OUT_OF_MEMORY, 0, 60),
-            free(0, 10),
-        )
+        trace = trace_of("S0:100 A0:10 A50:10 O0:60 F0:10")
         row = report.recorded(trace)
         assert not row.measures.completed
         assert row.request_bytes == 60
@@ -206,17 +159,7 @@ class TestMeasures:
     def test_what_is_free_and_not_in_the_block_that_was_made_room_for_is_lost(self):
         # 100 bytes: A [0, 30), hole [30, 40), B [40, 60), hole [60, 75), C [75, 100). A request
         # of 35 evicts B and gets [30, 65): it uses 10 + 5 of the 25 free bytes.
-        trace = trace_of(
-            (Kind.BUDGET, 0, 100),
-            segment(0, 100),
-            allocate(0, 30),
-            allocate(40, 20),
-            allocate(75, 25),
-            (Kind.ROOM, 0, 35),
-            (Kind.EVICT, 40, 20),
-            free(40, 20),
-            allocate(30, 35),
-        )
+        trace = trace_of("B0:100 S0:100 A0:30 A40:20 A75:25 R0:35 E40:20 F40:20 A30:35")
         found = measures.of_walk(walk(trace))
         assert found.mean_lost_at_evictions_bytes == 10
         assert found.max_lost_at_evictions_bytes == 10
@@ -224,47 +167,20 @@ class TestMeasures:
         assert found.worst_event == 5
 
     def test_nothing_is_lost_if_the_request_uses_all_that_is_free(self):
-        trace = trace_of(
-            (Kind.BUDGET, 0, 100),
-            segment(0, 100),
-            allocate(0, 80),
-            (Kind.ROOM, 0, 50),
-            (Kind.EVICT, 0, 80),
-            free(0, 80),
-            allocate(50, 50),
-        )
+        trace = trace_of("B0:100 S0:100 A0:80 R0:50 E0:80 F0:80 A50:50")
         assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 0
 
     def test_what_a_move_on_the_way_used_is_not_lost(self):
         # The request of 40 evicts B [40, 60), and C [60, 70) moves to the hole [90, 100).
         trace = trace_of(
-            segment(0, 120),
-            allocate(0, 30),
-            allocate(40, 20),
-            allocate(60, 10),
-            allocate(70, 20),
-            (Kind.ROOM, 0, 40),
-            (Kind.EVICT, 40, 20),
-            free(40, 20),
-            allocate(90, 10),
-            (Kind.MOVE_FROM, 60, 10),
-            (Kind.MOVE_TO, 90, 10),
-            free(60, 10),
-            allocate(30, 40),
+            "S0:120 A0:30 A40:20 A60:10 A70:20 R0:40 E40:20 F40:20 A90:10 <60:10 >90:10 "
+            "F60:10 A30:40"
         )
         assert measures.of_walk(walk(trace)).mean_lost_at_evictions_bytes == 20
 
     def test_whole_chunks_that_can_be_mapped_elsewhere_are_not_lost(self):
-        events = (
-            segment(0, 80),
-            allocate(0, 5),
-            allocate(40, 20),
-            (Kind.ROOM, 0, 30),
-            (Kind.EVICT, 40, 20),
-            free(40, 20),
-            allocate(40, 30),
-        )
-        trace = trace_of(*events)
+        events = "S0:80 A0:5 A40:20 R0:30 E40:20 F40:20 A40:30"
+        trace = trace_of(events)
         assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 35 + 10
         trace.meta["devices"] = [{"chunk_bytes": 10}]
         assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 5
@@ -272,16 +188,14 @@ class TestMeasures:
         assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 35 + 10
 
     def test_room_that_was_made_without_an_eviction_is_no_forced_eviction(self):
-        trace = trace_of(
-            segment(0, 50), allocate(0, 50), (Kind.ROOM, 0, 10), segment(50, 10), allocate(50, 10)
-        )
+        trace = trace_of("S0:50 A0:50 R0:10 S50:10 A50:10")
         assert measures.of_walk(walk(trace)).mean_lost_at_evictions_bytes is None
 
     def test_a_trace_that_allocates_nothing_is_an_error(self):
         with pytest.raises(TraceError, match="allocates nothing"):
             measures.of_walk(walk(Trace({"source": "rmm"})))
         with pytest.raises(TraceError, match="allocates nothing"):
-            report.reports("empty", trace_of(segment(0, 10)))
+            report.reports("empty", trace_of("S0:10"))
 
     @pytest.mark.parametrize("make", [made_up_trace.fragmented, made_up_trace.training])
     def test_the_examples_are_valid_and_the_same_for_the_same_seed(self, make):

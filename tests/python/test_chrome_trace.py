@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 from commands import fragment
+from made_up_trace import of_text
 
 from dtr_alloc.fragment import chrome_trace
 from dtr_alloc.traces import trace_file
@@ -15,14 +16,12 @@ KIB = 1 << 10
 BEGAN_NS = 1_790_000_000_000_000_000
 
 
-def made(*rows, began=True):
-    """Events a microsecond apart, of names[1] unless a row says otherwise."""
+def made(text, began=True):
+    """Events of names[1] unless the text says otherwise."""
     meta = {"source": "dtr_alloc", "time_unit": "ns"} | (
         {"began_unix_ns": BEGAN_NS} if began else {}
     )
-    trace = Trace(meta, ["", "aten::mm", "aten::relu_"])
-    for time, (kind, address, size, *name) in enumerate(rows):
-        trace.add(kind, time_ns=1000 * time, address=address, size_bytes=size, name=(*name, 1)[0])
+    trace = of_text(text, Trace(meta, ["", "aten::mm", "aten::relu_"]), name=1)
     trace.validate()
     return trace
 
@@ -30,18 +29,7 @@ def made(*rows, began=True):
 @pytest.fixture
 def trace():
     """Two blocks in a budget, of which one is evicted and comes back, in two steps."""
-    return made(
-        (Kind.BUDGET, 0, 16 * KIB),
-        (Kind.SEGMENT_ALLOCATE, 0, 8 * KIB),
-        (Kind.STEP, 0, 0),
-        (Kind.ALLOCATE, 0, KIB),
-        (Kind.ALLOCATE, KIB, 2 * KIB, 2),
-        (Kind.EVICT, KIB, 2 * KIB),
-        (Kind.FREE, KIB, 0),
-        (Kind.STEP, 0, 0),
-        (Kind.ALLOCATE, 4 * KIB, 2 * KIB),
-        (Kind.REMATERIALIZE, 4 * KIB, 2 * KIB),
-    )
+    return made("B:16K S0:8K T A0:1K A1K:2K/2 E1K:2K F1K T A4K:2K C4K:2K")
 
 
 @pytest.fixture
@@ -110,46 +98,24 @@ def test_a_trace_without_steps_has_none(written):
 
 
 def test_what_an_operator_brings_back_at_once_is_one_slice(written):
-    events, _ = written(
-        made(
-            (Kind.ALLOCATE, 0, KIB),
-            (Kind.ALLOCATE, KIB, 2 * KIB),
-            (Kind.REMATERIALIZE, 0, KIB),
-            (Kind.REMATERIALIZE, KIB, 2 * KIB),
-        )
-    )
+    events, _ = written(made("A0:1K A1K:2K C0:1K C1K:2K"))
     (again,) = (event for event in events if event["ph"] == "X")
     assert (again["ts"], again["dur"], again["args"]["bytes"]) == (0, 3, 3 * KIB)
 
 
 def test_an_operator_that_overwrites_what_came_back_begins_nowhere_before(written):
-    events, _ = written(
-        made((Kind.ALLOCATE, 0, KIB), (Kind.REMATERIALIZE, 0, KIB), (Kind.REMATERIALIZE, 0, KIB, 2))
-    )
+    events, _ = written(made("A0:1K C0:1K C0:1K/2"))
     assert slices(events, "computed again") == [("aten::mm", 0, 1), ("aten::relu_", 2, 0)]
 
 
 def test_slices_of_two_threads_that_overlap_lie_in_two_lanes(written):
-    events, _ = written(
-        made(
-            (Kind.ALLOCATE, 0, KIB),
-            (Kind.ALLOCATE, KIB, KIB),
-            (Kind.REMATERIALIZE, 0, KIB),
-            (Kind.ROOM, 0, KIB),
-            (Kind.REMATERIALIZE, KIB, KIB),
-        )
-    )
+    events, _ = written(made("A0:1K A1K:1K C0:1K R0:1K C1K:1K"))
     assert slices(events, "computed again") == [("aten::mm", 0, 2), ("aten::mm", 1, 3)]
     assert len({event["tid"] for event in events if event["ph"] == "X"}) == 2
 
 
 def test_devices_do_not_mix_and_a_name_that_events_share_is_cut(written):
-    trace = made(
-        (Kind.ALLOCATE, 0, KIB),
-        (Kind.ALLOCATE, KIB, KIB),
-        (Kind.REMATERIALIZE, 0, KIB),
-        (Kind.REMATERIALIZE, KIB, KIB),
-    )
+    trace = made("A0:1K A1K:1K C0:1K C1K:1K")
     trace.device[1] = trace.device[3] = 255
     trace.names[1] = "n" * 100_000
     trace.validate()
@@ -174,7 +140,7 @@ def test_a_profile_that_is_none_or_of_another_run_is_named(trace, tmp_path, prof
             chrome_trace.write(trace, out, profile=path)
 
     path = profile(("aten::mm", 3, 1))
-    refused("does not say when it began", path, made(began=False))
+    refused("does not say when it began", path, made("", began=False))
     refused("none of them in the time of the trace", profile(("aten::mm", 3, 1), base=False))
     for wrong in (
         ("aten::mm", "later", 1),
@@ -191,18 +157,11 @@ def test_a_profile_that_is_none_or_of_another_run_is_named(trace, tmp_path, prof
 
 
 def test_of_a_long_trace_the_longest_and_the_largest_and_the_peak_stay(tmp_path, profile):
-    rows = [(Kind.BUDGET, 0, 1 << 40)]
-    for size in range(1, 1000):
-        rows += [
-            (Kind.ALLOCATE, 0, size),
-            (Kind.EVICT, 0, size),
-            (Kind.FREE, 0, size),
-            (Kind.ALLOCATE, 0, 1),
-            *[(Kind.ROOM, 0, 1)] * (size == 500),
-            (Kind.REMATERIALIZE, 0, 1),
-            (Kind.FREE, 0, 1),
-        ]
-    trace_file.write(made(*rows), tmp_path / "a.trace")
+    text = "".join(
+        f" A0:{size} E0:{size} F0:{size} A0:1 {'R0:1' * (size == 500)} C0:1 F0:1"
+        for size in range(1, 1000)
+    )
+    trace_file.write(made(f"B:{1 << 40}{text}"), tmp_path / "a.trace")
     operators = [(f"n{number}", number, 0.5 + (number == 700)) for number in range(1000)]
     done = fragment(
         *("export", tmp_path / "a.trace", "--to", "chrome", "--limit", "64KiB"),

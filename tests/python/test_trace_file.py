@@ -5,23 +5,16 @@ import zlib
 from array import array
 
 import pytest
-from made_up_trace import a_life
+from made_up_trace import a_life, of_text
 
 from dtr_alloc.traces import trace_file
-from dtr_alloc.traces.trace import COLUMNS, Kind, Trace, TraceError
+from dtr_alloc.traces.trace import COLUMNS, Kind, TraceError
 
 
 def made_up(events):
     """So many events, of every kind, of two devices."""
     life = a_life()
     return life.select([row % len(life) for row in range(events)])
-
-
-def of_events(*events):
-    trace = Trace()
-    for time, (kind, address) in enumerate(events):
-        trace.add(kind, time_ns=time, address=address, size_bytes=8)
-    return trace
 
 
 @pytest.fixture
@@ -159,19 +152,7 @@ def test_blocks_that_make_no_sense_are_refused_although_their_checksums_are_righ
 
 
 def test_each_allocation_has_its_end_and_a_moved_one_is_one():
-    a, b, c = 512, 1024, 2048
-    trace = of_events(
-        (Kind.ALLOCATE, a),
-        (Kind.ALLOCATE, b),
-        (Kind.FREE, b),
-        (Kind.ALLOCATE, c),
-        (Kind.MOVE_FROM, a),
-        (Kind.MOVE_TO, c),
-        (Kind.FREE, a),
-        (Kind.ALLOCATE, a),
-        (Kind.EVICT, c),
-        (Kind.FREE, c),
-    )
+    trace = of_text("A512 A1024 F1024 A2048 <512 >2048 F512 A512 E2048 F2048", size=8)
     trace.validate()
     lifetimes = trace.lifetimes()
     assert list(lifetimes.start) == [0, 1, 7]
@@ -180,7 +161,7 @@ def test_each_allocation_has_its_end_and_a_moved_one_is_one():
 
 
 def test_the_same_address_on_another_device_is_another_block():
-    trace = of_events((Kind.ALLOCATE, 512), (Kind.ALLOCATE, 512), (Kind.FREE, 512))
+    trace = of_text("A512 A512 F512")
     trace.device[1] = trace.device[2] = 1
     trace.validate()
     assert list(trace.lifetimes().end) == [-1, 2]
@@ -190,20 +171,26 @@ def test_the_same_address_on_another_device_is_another_block():
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([(0, 8), (0, 8)], "event 1, ALLOCATE of 0x8: a block is in use there since event 0"),
-        ([(0, 8), (1, 8), (1, 8)], "event 2, FREE of 0x8: no block is in use there"),
-        ([(1, 8)], "event 0, FREE of 0x8: no block"),
-        ([(2, 8)], "event 0, EVICT of 0x8: no block"),
-        ([(0, 8), (2, 8), (3, 8)], "event 2, REMATERIALIZE of 0x8: the FREE that event 1 annou"),
-        ([(0, 8), (4, 8), (1, 8)], "event 1, MOVE_FROM of 0x8: no MOVE_TO follows it: event 2"),
-        ([(0, 8), (4, 8)], "event 1, MOVE_FROM of 0x8: no MOVE_TO follows it: the trace ends"),
-        ([(0, 8), (5, 8)], "event 1, MOVE_TO of 0x8: no MOVE_FROM"),
-        ([(0, 8), (13, 8)], "event 1 is of kind 13"),
+        ("A8 A8", "event 1, ALLOCATE of 0x8: a block is in use there since event 0"),
+        ("A8 F8 F8", "event 2, FREE of 0x8: no block is in use there"),
+        ("F8", "event 0, FREE of 0x8: no block"),
+        ("E8", "event 0, EVICT of 0x8: no block"),
+        ("A8 E8 C8", "event 2, REMATERIALIZE of 0x8: the FREE that event 1 annou"),
+        ("A8 <8 F8", "event 1, MOVE_FROM of 0x8: no MOVE_TO follows it: event 2"),
+        ("A8 <8", "event 1, MOVE_FROM of 0x8: no MOVE_TO follows it: the trace ends"),
+        ("A8 >8", "event 1, MOVE_TO of 0x8: no MOVE_FROM"),
     ],
 )
 def test_events_without_their_partner_are_named(events, message):
     with pytest.raises(TraceError, match=message):
-        of_events(*events).validate()
+        of_text(events).validate()
+
+
+def test_an_unknown_kind_is_named():
+    trace = of_text("A8 F8")
+    trace.kind[1] = 13
+    with pytest.raises(TraceError, match="event 1 is of kind 13"):
+        trace.validate()
 
 
 @pytest.mark.parametrize(

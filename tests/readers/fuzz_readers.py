@@ -16,6 +16,7 @@ limit, which is a hundred times what these files may cost; a signal; silence.
 import argparse
 import contextlib
 import io
+import itertools
 import json
 import os
 import random
@@ -27,7 +28,8 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -252,51 +254,21 @@ def run_case(name: str, number: int, folder: Path) -> None:
 # ---- many cases, in processes that may die ----
 
 
-class Plan(NamedTuple):
-    """Which cases: of these targets, numbers from a first one up, until a moment or a number. Where
-    their files are: a process that dies leaves its own."""
-
-    folder: Path
-    names: list[str]
-    step: int
-    until: float
-    last: float
-
-
-def _work(pipe: Any, plan: Plan, first: int) -> None:
+def _work(pipe: Any, folder: Path, names: list[str], numbers: Iterable[int]) -> None:
     os.setpgid(0, 0)
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_SPACE,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    with tempfile.TemporaryDirectory(dir=plan.folder) as folder:
-        number = first
-        while time.monotonic() < plan.until and number < plan.last:
-            for name in plan.names:
-                pipe.send((name, number, None))
-                try:
-                    run_case(name, number, Path(folder))
-                except BaseException:
-                    pipe.send((name, number, traceback.format_exc()))
-            number += plan.step
+    # A process that dies leaves its files there.
+    with tempfile.TemporaryDirectory(dir=folder) as own:
+        for name, number in ((name, number) for number in numbers for name in names):
+            pipe.send((name, number, None))
+            try:
+                run_case(name, number, Path(own))
+            except BaseException:
+                pipe.send((name, number, traceback.format_exc()))
     pipe.send(None)
-
-
-class Worker:
-    """A process that runs cases, and what it said last."""
-
-    def __init__(self, plan: Plan, first: int) -> None:
-        context = get_context("fork")
-        self.pipe, theirs = Pipe(duplex=False)
-        self.case = ("none", first)
-        self.seen = time.monotonic()
-        self.process = context.Process(target=_work, args=(theirs, plan, first))
-        self.process.start()
-        theirs.close()
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.join()
 
 
 def fuzz(
@@ -310,39 +282,44 @@ def fuzz(
 ) -> tuple[Counter[str], dict[str, str]]:
     """Cases of all targets for so long, or so many, with their files in a folder: how many of each
     ran, and what was found, by case."""
-    plan = Plan(folder, names or list(TARGETS), jobs, time.monotonic() + seconds, seed + cases)
+    until, last = time.monotonic() + seconds, seed + cases
     ran: Counter[str] = Counter()
     found: dict[str, str] = {}
-    workers = [Worker(plan, seed + job) for job in range(jobs)]
-    while workers:
-        for worker in list(workers):
-            reason = None
+
+    def follow(number: int) -> None:
+        """Cases from this number on, in one process after the other: a case may end its own."""
+        while number < last and time.monotonic() < until:
+            pipe, theirs = Pipe(duplex=False)
+            left = itertools.takewhile(
+                lambda number: number < last and time.monotonic() < until,
+                itertools.count(number, jobs),
+            )
+            arguments = (theirs, folder, names or list(TARGETS), left)
+            process = get_context("fork").Process(target=_work, args=arguments)
+            process.start()
+            theirs.close()
+            reason = f"silent for {SILENCE_S} seconds"
             try:
-                while worker.pipe.poll(0.05):
-                    told = worker.pipe.recv()
-                    worker.seen = time.monotonic()
+                while pipe.poll(SILENCE_S):
+                    told = pipe.recv()
                     if told is None:
-                        worker.process.join()
-                        workers.remove(worker)
-                        break
+                        process.join()
+                        return
                     name, number, fault = told
-                    worker.case = (name, number)
                     if fault is None:
                         ran[name] += 1
                     else:
                         found[f"{name}:{number}"] = fault
             except EOFError:
-                worker.process.join()
-                reason = f"the process ended with {worker.process.exitcode}"
-            if reason is None and time.monotonic() - worker.seen > SILENCE_S:
-                reason = f"silent for {SILENCE_S} seconds"
-            if reason is not None:
-                worker.kill()
-                workers.remove(worker)
-                name, number = worker.case
-                found[f"{name}:{number}"] = reason
-                if time.monotonic() < plan.until and number + jobs < plan.last:
-                    workers.append(Worker(plan, number + jobs))
+                process.join()
+                reason = f"the process ended with {process.exitcode}"
+            process.kill()
+            process.join()
+            found[f"{name}:{number}"] = reason
+            number += jobs
+
+    with ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(follow, range(seed, seed + jobs)))
     return ran, found
 
 
