@@ -80,12 +80,8 @@ def sizes_trace(*rows):
 @pytest.mark.parametrize(
     ("size", "segment"),
     [
-        (1, 2 * MIB),
-        (MIB, 2 * MIB),
-        (MIB + 1, 20 * MIB),
-        (10 * MIB - 512, 20 * MIB),
-        (10 * MIB, 10 * MIB),
-        (10 * MIB + 1, 12 * MIB),
+        *((1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB)),
+        *((10 * MIB, 10 * MIB), (10 * MIB + 1, 12 * MIB)),
     ],
 )
 def test_a_first_request_gets_a_segment_by_its_size(size, segment):
@@ -98,10 +94,7 @@ def test_a_first_request_gets_a_segment_by_its_size(size, segment):
         (1, 4, 512),
         (513, 0, 1024),
         (1200, 4, 1536),  # no more than 512 * 4: as without divisions
-        (5000, 4, 5120),
-        (8192, 4, 8192),
-        (9 * MIB, 4, 10 * MIB),
-        (9 * MIB, 1, 9 * MIB),
+        *((5000, 4, 5120), (8192, 4, 8192), (9 * MIB, 4, 10 * MIB), (9 * MIB, 1, 9 * MIB)),
     ],
 )
 def test_requests_are_rounded_by_the_divisions_of_powers_of_two(size, divisions, rounded):

@@ -45,9 +45,7 @@ def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(toy, tmp_pat
     places.append(x.address)
     trace = ended(recorded)
     assert marks(trace) == [
-        (Kind.MOVE_FROM, places[0]),
-        (Kind.MOVE_TO, places[1]),
-        (Kind.EVICT, places[1]),
+        *((Kind.MOVE_FROM, places[0]), (Kind.MOVE_TO, places[1]), (Kind.EVICT, places[1])),
         (Kind.REMATERIALIZE, places[2]),
     ]
     rows = list(zip(trace.kind, trace.address, strict=True))

@@ -81,11 +81,8 @@ def test_a_chain_is_a_constant_two_calls_and_their_releases(toy, log):
     z = toy.one("g", y, x)
     release(y, x, z)
     assert log.take() == [
-        (MAKE, 1, 4096),
-        (CALL, 7, [(1, 0)], [(2, 0, 4096, -1)]),
-        (CALL, 7, [(2, 0), (1, 0)], [(3, 0, 4096, -1)]),
-        (RELEASE, (2, 0)),
-        (RELEASE, (1, 0)),
+        *((MAKE, 1, 4096), (CALL, 7, [(1, 0)], [(2, 0, 4096, -1)])),
+        *((CALL, 7, [(2, 0), (1, 0)], [(3, 0, 4096, -1)]), (RELEASE, (2, 0)), (RELEASE, (1, 0))),
         (RELEASE, (3, 0)),
     ]
 
@@ -131,11 +128,8 @@ def test_a_result_that_becomes_a_parameter_becomes_a_constant(toy, log):
     toy.one("g", (weight, READ | CONSTANT))
     toy.one("g", (weight, READ | CONSTANT))
     assert log.take() == [
-        (CALL, -1, [], [(1, 0, 4096, -1)]),
-        (RELEASE, (1, 0)),
-        (MAKE, 2, 4096),
-        (CALL, -1, [(2, 0)], [(3, 0, 4096, -1)]),
-        (CALL, -1, [(2, 0)], [(4, 0, 4096, -1)]),
+        *((CALL, -1, [], [(1, 0, 4096, -1)]), (RELEASE, (1, 0)), (MAKE, 2, 4096)),
+        *((CALL, -1, [(2, 0)], [(3, 0, 4096, -1)]), (CALL, -1, [(2, 0)], [(4, 0, 4096, -1)])),
     ]
 
 
@@ -147,14 +141,9 @@ def test_what_cannot_be_repeated_gives_constants(toy, log):
     toy.run("item", x, results=[], recomputable=False)
     toy.run("mark", results=[])
     assert log.take()[1:] == [
-        (CALL, -1, [(1, 0)], [(2, 0, 64, -1), (3, 0, 4096, -1)]),
-        (EFFECT, -1, [(1, 0)], 1),
-        (MAKE, 4, 4096),
-        (EFFECT, -1, [(3, 0)], 0),
-        (MAKE, 5, 4096),
-        (RELEASE, (3, 0)),
-        (EFFECT, -1, [(1, 0)], 0),
-        (EFFECT, -1, [], 0),
+        *((CALL, -1, [(1, 0)], [(2, 0, 64, -1), (3, 0, 4096, -1)]), (EFFECT, -1, [(1, 0)], 1)),
+        *((MAKE, 4, 4096), (EFFECT, -1, [(3, 0)], 0), (MAKE, 5, 4096), (RELEASE, (3, 0))),
+        *((EFFECT, -1, [(1, 0)], 0), (EFFECT, -1, [], 0)),
     ]
 
 
@@ -181,13 +170,9 @@ def test_a_view_has_a_name_until_its_storage_is_overwritten(toy, log):
         record[:2] + record[3:] if record[0] in (CALL, OVERWRITE) else record for record in records
     ]
     assert without_times[2:] == [
-        (CALL, -1, [(1, 1)], [(2, 0, 4096, -1)]),
-        (OVERWRITE, -1, [(1, 0)], [0]),
-        (RELEASE, (1, 1)),
-        (CALL, -1, [(1, 0)], [(1, 2, 4096, 0)]),
-        (CALL, -1, [(1, 2)], [(3, 0, 4096, -1)]),
-        (RELEASE, (1, 2)),
-        (RELEASE, (1, 0)),
+        *((CALL, -1, [(1, 1)], [(2, 0, 4096, -1)]), (OVERWRITE, -1, [(1, 0)], [0])),
+        *((RELEASE, (1, 1)), (CALL, -1, [(1, 0)], [(1, 2, 4096, 0)])),
+        *((CALL, -1, [(1, 2)], [(3, 0, 4096, -1)]), (RELEASE, (1, 2)), (RELEASE, (1, 0))),
     ]
     assert records[5][2] == 0, "a view that nobody recorded costs nothing"
 
@@ -271,12 +256,8 @@ def test_memory_of_others_has_no_size_and_is_released_when_it_is_found_dead(toy,
     z.release()
     log.set(lib.DTR_OP_LOG_OFF)
     assert log.take() == [
-        (MAKE, 1, 0),
-        (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)]),
-        (RELEASE, (2, 0)),
-        (CALL, -1, [(1, 0)], [(3, 0, 4096, -1)]),
-        (RELEASE, (3, 0)),
-        (RELEASE, (1, 0)),
+        *((MAKE, 1, 0), (CALL, -1, [(1, 0)], [(2, 0, 4096, -1)]), (RELEASE, (2, 0))),
+        *((CALL, -1, [(1, 0)], [(3, 0, 4096, -1)]), (RELEASE, (3, 0)), (RELEASE, (1, 0))),
     ]
 
 
@@ -309,11 +290,7 @@ def test_versions_of_a_storage_are_told_apart_in_decisions(toy, log):
     toy.materialize(x)
     # Rematerializing overwrites the older contents in turn.
     assert log.decisions() == [
-        (BY_USER, 1, 2),
-        (RECOMPUTED, 0, 0),
-        (GONE, 1, 0),
-        (RECOMPUTED, 1, 0),
-        (GONE, 1, 1),
+        *((BY_USER, 1, 2), (RECOMPUTED, 0, 0), (GONE, 1, 0), (RECOMPUTED, 1, 0), (GONE, 1, 1)),
         (RECOMPUTED, 2, 0),
     ]
 

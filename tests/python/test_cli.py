@@ -257,12 +257,10 @@ def test_the_report_of_two_ranks(stats_of_ranks):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("budget", "it is not JSON"),
-        ("[]", "it holds []; allowed: an object"),
+        *(("budget", "it is not JSON"), ("[]", "it holds []; allowed: an object")),
         ('{"budget_bytes": NaN}', "it has budget_bytes nan; allowed: a file that --stats"),
         ('{"budget_bytes": 0}', "it has no peak_allocated_bytes"),
-        ('{"job": {"rank": 1}}', "it has rank 1"),
-        (None, "it is of rank 9, and so is"),
+        *(('{"job": {"rank": 1}}', "it has rank 1"), (None, "it is of rank 9, and so is")),
     ],
 )
 def test_the_report_names_a_wrong_file_and_what_is_wrong(stats_of_ranks, tmp_path, text, fault):

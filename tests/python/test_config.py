@@ -29,22 +29,10 @@ from dtr_alloc.config import (
 @pytest.mark.parametrize(
     ("text", "size_bytes"),
     [
-        ("0", 0),
-        ("8589934592", 2**33),
-        ("8GiB", 2**33),
-        (" 8 gib ", 2**33),
-        ("512MiB", 2**29),
-        ("1.5GB", 1_500_000_000),
-        ("0.5KiB", 512),
-        ("10B", 10),
-        ("1TiB", 2**40),
-        ("0.3kB", 300),
-        ("8G", 2**33),
-        ("1.5m", 3 * 2**19),
-        ("8e9", 8_000_000_000),
-        ("1.5e3", 1500),
-        (4096, 4096),
-        (8e9, 8_000_000_000),
+        *(("0", 0), ("8589934592", 2**33), ("8GiB", 2**33), (" 8 gib ", 2**33), ("512MiB", 2**29)),
+        *(("1.5GB", 1_500_000_000), ("0.5KiB", 512), ("10B", 10), ("1TiB", 2**40), ("0.3kB", 300)),
+        *(("8G", 2**33), ("1.5m", 3 * 2**19), ("8e9", 8_000_000_000), ("1.5e3", 1500)),
+        *((4096, 4096), (8e9, 8_000_000_000)),
     ],
 )
 def test_a_size_is_bytes_or_a_number_with_a_unit(text, size_bytes):
@@ -156,10 +144,8 @@ def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("DTR_ALLOC_BUDGET", "much", "60%"),
-        ("DTR_ALLOC_DEVICE", "tpu", "auto, cuda, cpu"),
-        ("DTR_ALLOC_HEURISTIC", "best", "marginal"),
-        ("DTR_ALLOC_STATS", " ", "a path"),
+        *(("DTR_ALLOC_BUDGET", "much", "60%"), ("DTR_ALLOC_DEVICE", "tpu", "auto, cuda, cpu")),
+        *(("DTR_ALLOC_HEURISTIC", "best", "marginal"), ("DTR_ALLOC_STATS", " ", "a path")),
         ("DTR_ALLOC_SWAP", "on", "'off', or 'last-resort'"),
         *[
             ("DTR_ALLOC_THRASH", wrong, "a number above 1")
@@ -243,10 +229,8 @@ def test_every_variable_that_the_repository_reads_is_known():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('bugdet = "8GiB"', "'bugdet'"),
-        ('budget = "lots"', "budget in DTR_ALLOC_CONFIG"),
-        ("budget = 0.5", "is 0.5"),
-        ("debug = true", "debug in DTR_ALLOC_CONFIG"),
+        *(('bugdet = "8GiB"', "'bugdet'"), ('budget = "lots"', "budget in DTR_ALLOC_CONFIG")),
+        *(("budget = 0.5", "is 0.5"), ("debug = true", "debug in DTR_ALLOC_CONFIG")),
         ("budget =", "a TOML file"),
     ],
 )
@@ -272,11 +256,7 @@ def test_a_wrong_variable_is_an_error_even_when_an_argument_wins():
 @pytest.mark.parametrize(
     ("text", "report"),
     [
-        ("1", True),
-        ("on", True),
-        ("False", False),
-        ("0", False),
-        ("all", "all"),
+        *(("1", True), ("on", True), ("False", False), ("0", False), ("all", "all")),
         ("out.txt", Path("out.txt")),
     ],
 )
@@ -294,12 +274,8 @@ def test_a_page_needs_matplotlib(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "steps"),
     [
-        ("3", Steps(3, 3)),
-        (3, Steps(3, 3)),
-        ("3..5", Steps(3, 5)),
-        (" 3.. ", Steps(3, None)),
-        ("..5", Steps(1, 5)),
-        ("1..1", Steps(1, 1)),
+        *(("3", Steps(3, 3)), (3, Steps(3, 3)), ("3..5", Steps(3, 5)), (" 3.. ", Steps(3, None))),
+        *(("..5", Steps(1, 5)), ("1..1", Steps(1, 1))),
     ],
 )
 def test_steps_are_counted_from_one_and_both_ends_belong(text, steps):
@@ -343,16 +319,11 @@ def test_there_are_no_more_variables_than_people_can_read():
 @pytest.mark.parametrize(
     ("field", "text", "value"),
     [
-        ("swap", "off", 0),
-        ("thrash", "off", 0),
-        ("thrash", "2.5", 2.5),
-        ("swap", "0", 0),
-        ("swap", "16GiB", 2**34),
-        ("pool", " chunk: AUTO ", PoolOptions()),
+        *(("swap", "off", 0), ("thrash", "off", 0), ("thrash", "2.5", 2.5), ("swap", "0", 0)),
+        *(("swap", "16GiB", 2**34), ("pool", " chunk: AUTO ", PoolOptions())),
         ("pool", "fixed, keep:0", PoolOptions(keep=0, fixed=True)),
         ("pool", "strict", PoolOptions(strict=True)),
-        ("pool", "chunk:2097152,keep:all", PoolOptions(chunk=2**21)),
-        ("debug", "off", Debug()),
+        *(("pool", "chunk:2097152,keep:all", PoolOptions(chunk=2**21)), ("debug", "off", Debug())),
         ("debug", " poison , verify:10", Debug(poison=True, verify=10)),
         ("debug", "no-moves,contents", Debug(contents=True, no_moves=True)),
         ("debug", "guard", Debug(guard=True)),

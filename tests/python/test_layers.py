@@ -263,14 +263,7 @@ def test_no_more_modules_are_loaded_than_it_takes(tmp_path, command, own, others
     ).split()
     assert {name for name in shown if name.partition(".")[0] == "dtr_alloc"} == own
     heavy = {
-        "click",
-        "rich",
-        "msgspec",
-        "cffi",
-        "psutil",
-        "torch",
-        "numpy",
-        "matplotlib",
+        *("click", "rich", "msgspec", "cffi", "psutil", "torch", "numpy", "matplotlib"),
         "_cffi_backend",
     }
     assert heavy & set(shown) == others

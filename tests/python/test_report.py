@@ -205,9 +205,7 @@ at_exit.write_at_exit(config.load_config(), lambda: ({"evictions": 5}, None))
 @pytest.mark.parametrize(
     ("ending", "status"),
     [
-        ("", 0),
-        ("raise KeyError('lost')", 1),
-        ("os.chdir('/'); sys.exit(3)", 3),
+        *(("", 0), ("raise KeyError('lost')", 1), ("os.chdir('/'); sys.exit(3)", 3)),
         ("pid = os.fork(); os.waitpid(pid, 0) if pid else sys.exit(1)", 0),
     ],
 )

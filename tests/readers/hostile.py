@@ -174,10 +174,8 @@ def trace_bytes(rng: random.Random) -> bytes:
         for column, of in zip(trace.columns(), COLUMNS, strict=True)
     )
     blocks = [
-        (b"META", to_json(meta), 1),
-        (b"NAME", to_json(names), len(names)),
-        (b"EVNT", data, len(trace)),
-        (b"DONE", b"{}", len(trace)),
+        *((b"META", to_json(meta), 1), (b"NAME", to_json(names), len(names))),
+        *((b"EVNT", data, len(trace)), (b"DONE", b"{}", len(trace))),
     ]
     if rng.random() < 0.15:
         at = rng.randrange(4)

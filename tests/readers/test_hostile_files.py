@@ -512,12 +512,9 @@ class TestSchedules:
         [
             ([DEEP], "line 1: "),
             (['{"SCHEDULE": 1, "BUDGET": ' + "9" * 4000 + "}"], "line 1: LOG is None"),
-            ([DIGITS], "line 1: "),
-            (["{}"], "no schedule begins"),
-            (["[1, 2]"], "no schedule begins"),
-            (["{"], "line 1"),
-            (['{"SCHEDULE": 2}'], "SCHEDULE 1"),
-            (['{"SCHEDULE": 1, "LOG": 3}'], "LOG is 3"),
+            *(([DIGITS], "line 1: "), (["{}"], "no schedule begins")),
+            *((["[1, 2]"], "no schedule begins"), (["{"], "line 1")),
+            *((['{"SCHEDULE": 2}'], "SCHEDULE 1"), (['{"SCHEDULE": 1, "LOG": 3}'], "LOG is 3")),
             ([], "is empty"),
             *(
                 ([None, entry], "is no list of evictions")

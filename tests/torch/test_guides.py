@@ -34,13 +34,9 @@ READINGS = [
         "guides/choosing-a-budget.md",
         "guides/reading-the-page.md",
     ),
-    ("guides/checkpointing.md",),
-    ("guides/frameworks.md", "start/stats.md"),
-    ("guides/fragmentation-study.md", "guides/allocator-models.md"),
-    ("guides/simulate.md",),
-    ("guides/custom-operators.md",),
-    ("guides/own-heuristic.md",),
-    ("guides/cuda.md",),
+    *(("guides/checkpointing.md",), ("guides/frameworks.md", "start/stats.md")),
+    *(("guides/fragmentation-study.md", "guides/allocator-models.md"), ("guides/simulate.md",)),
+    *(("guides/custom-operators.md",), ("guides/own-heuristic.md",), ("guides/cuda.md",)),
 ]
 """Pages that are read one after the other, in one folder."""
 

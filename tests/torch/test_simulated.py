@@ -155,10 +155,7 @@ PRESETS = {
     "mlp": [*((preset, 0.7) for preset in presets.PRESETS), ("lru", 0.5)],
     "transformer": [("marginal", 0.5), ("dtr-full", 0.7), ("dtr-eqclass", 0.5), ("megengine", 0.7)],
     "lstm": [
-        ("marginal", 0.5),
-        ("dtr-full", 0.7),
-        ("dtr-eqclass", 0.5),
-        ("random", 0.7),
+        *(("marginal", 0.5), ("dtr-full", 0.7), ("dtr-eqclass", 0.5), ("random", 0.7)),
         ("dtr-local", 0.5),
     ],
     # Under others (msps, estar) a repeated in-place operator needs room in the job, and none in
