@@ -54,7 +54,7 @@ void EventLog::push(uint16_t device, uint8_t kind, uint64_t address, uint64_t si
   if (begin_ns_ == 0) begin_ns_ = now_ns;
   Block& block = *blocks_.back();
   block.events[block.count++] = {now_ns - begin_ns_,     address, size_bytes, stream,
-                                 running_op_of_thread(), device,  kind};
+                                 running_op_of_thread(), device,  kind,       place_of_thread()};
 }
 
 uint64_t EventLog::drain(Event* events, uint64_t capacity) {

@@ -23,13 +23,20 @@ struct Event {
   uint64_t stream;
   uint64_t op;  // what the framework calls the operator that runs on the thread; 0: none
   uint16_t device;
-  uint8_t kind;  // DTR_EVENT_... (dtr/event_log.h)
+  uint8_t kind;    // DTR_EVENT_... (dtr/event_log.h)
+  uint32_t place;  // dtr_place of the thread
 };
 
 // Whoever runs operators says so here, for the events of this thread.
 inline uint64_t& running_op_of_thread() {
   thread_local uint64_t op = 0;
   return op;
+}
+
+// Where in the job the thread's operators stand, as the job says it (dtr_place).
+inline uint32_t& place_of_thread() {
+  thread_local uint32_t place = 0;
+  return place;
 }
 
 class EventLog {

@@ -376,6 +376,27 @@ class Debug:
 
 
 @dataclass(frozen=True)
+class TraceFile:
+    """A file for a trace: of the whole job, or of the last events before it runs out of memory."""
+
+    path: Path
+    only_at_oom: bool = False
+
+    @classmethod
+    def parse(cls, value: object) -> TraceFile:
+        """From a path, or ``oom:`` and a path. Raises ValueError."""
+        if isinstance(value, TraceFile):
+            return value
+        if isinstance(value, str) and value.strip().startswith("oom:"):
+            return cls(_path(value.strip().removeprefix("oom:")), True)
+        return cls(_path(value))
+
+    def __str__(self) -> str:
+        text = str(self.path)
+        return f"oom:{text}" if self.only_at_oom else "./" * text.startswith("oom:") + text
+
+
+@dataclass(frozen=True)
 class Config:
     """The settings of a run, checked by load_config."""
 
@@ -439,10 +460,11 @@ class Config:
     log_steps: Steps = Steps()
     """The steps that are logged. A step ends when an optimizer's step() returns."""
 
-    trace: Path | None = None
+    trace: TraceFile | None = None
     """A file for a trace of the allocator (docs/reference/trace-format.md); placeholders as in
-    ``stats``. Without a budget and a log, only the allocator is on, and nothing is recorded or
-    evicted."""
+    ``stats``. ``oom:FILE``: it is written at the first out-of-memory error, with the last events
+    and the call sites of operators. Without a budget and a log, only the allocator is on, and
+    nothing is recorded or evicted."""
 
 
 StrPath = str | os.PathLike[str]
@@ -466,7 +488,7 @@ class Settings(TypedDict, total=False):
     debug: str | Debug | None
     log: StrPath | None
     log_steps: int | str | Steps | None
-    trace: StrPath | None
+    trace: StrPath | TraceFile | None
 
 
 def _choice(allowed: tuple[str, ...]) -> Callable[[object], str]:
@@ -580,7 +602,7 @@ _PARSERS: dict[str, tuple[Callable[[object], Any], Callable[[], str]]] = {
         Steps.parse,
         lambda: "steps counted from 1, both ends included: 3, 3..5, 3.. or ..5",
     ),
-    "trace": (_path, lambda: "a path"),
+    "trace": (TraceFile.parse, lambda: "a path, or oom:PATH"),
 }
 
 FIELDS = tuple(field.name for field in fields(Config))

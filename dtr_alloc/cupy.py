@@ -221,7 +221,8 @@ def _record(config: Config, shared: pools.Pools, joins: bool) -> None:
     if config.trace is not None and not joins:
         from dtr_alloc.traces import recording
 
-        recording.start(shared, report.fill_in(config.trace), "budget")
+        path = report.fill_in(config.trace.path)
+        recording.start(shared, path, "budget", only_at_oom=config.trace.only_at_oom)
 
 
 def _refuse_other_budget(shared: pools.Pools, budget: int | str | Budget | None) -> None:

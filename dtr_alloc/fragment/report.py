@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 FORMAT = "dtr_alloc fragment report"
 VERSION = 1
 """Of the JSON. It changes when a key goes or changes its meaning; new keys may come."""
+MOST_IN_USE = 8
+"""The most names that are shown of what was in use."""
 JSON_ROWS = 1000
 """The most rows of a series in the JSON."""
 _TITLES = {
@@ -51,6 +54,7 @@ class Row:
         holes: sizes of the holes at the worst moment, in bytes.
         blocks: where blocks lay, if that is known.
         request_bytes: what found no place at the worst moment, if it is an out-of-memory error.
+        in_use: what held most memory then, if the trace names operators: bytes and names.
         segments: events, addresses and sizes of memory that came from the device (True) or went
             back; None: as the trace says.
     """
@@ -61,6 +65,7 @@ class Row:
     blocks: Residencies | None
     request_bytes: int | None
     segments: Sequence[tuple[int, int, int, bool]] | None = None
+    in_use: Sequence[tuple[int, str]] = ()
 
 
 @dataclass
@@ -104,7 +109,21 @@ def recorded(trace: Trace) -> Row:
     event = measures.worst_event(done)
     failed = trace.kind[event] == Kind.OUT_OF_MEMORY
     request = trace.size_bytes[event] if failed else None
-    return Row(found, done.series, done.holes_at(event), done.blocks, request)
+    in_use = _in_use(trace, done.blocks, event) if failed else []
+    return Row(found, done.series, done.holes_at(event), done.blocks, request, in_use=in_use)
+
+
+def _in_use(trace: Trace, blocks: Residencies, event: int) -> list[tuple[int, str]]:
+    """The bytes in use at an event by the name of who asked, the largest first."""
+    bytes_of: Counter[int] = Counter()
+    for start, end, size, name in zip(
+        blocks.start, blocks.end, blocks.size_bytes, blocks.name, strict=True
+    ):
+        if start < event < end:
+            bytes_of[name] += size
+    if not any(bytes_of):
+        return []
+    return [(size, trace.names[name]) for name, size in bytes_of.most_common(MOST_IN_USE)]
 
 
 def of_model(
@@ -177,6 +196,9 @@ def table(report: Report) -> Table:
         shown.add_row(row.name, *cells, style=None if row.completed else "dim")
     failed = [row.name for row in found if not row.completed]
     notes = [f"out of memory: {', '.join(failed)}"] if failed else []
+    if in_use := report.rows[0].in_use:
+        notes.append("in use then, the largest:")
+        notes += [f"{format_size(size):>12}  {name or 'unknown'}" for size, name in in_use]
     shown.caption = "\n".join([*notes, *filter(None, [report.too_few_events])]) or None
     return shown
 
@@ -211,6 +233,7 @@ def _row(row: Row) -> dict[str, Any]:
         "worst_largest_share": row.measures.worst_largest_share,
         "worst_request_bytes": row.request_bytes,
         "worst_holes_bytes": list(row.holes),
+        "worst_in_use": [{"size_bytes": size, "name": name} for size, name in row.in_use],
         "series": _thinned(row.series),
     }
 

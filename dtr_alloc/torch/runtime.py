@@ -259,7 +259,7 @@ class Runtime:
             self.log.start()
         accounted = self.log is not None or is_page(self.config.report)
         check(lib.dtr_engine_keep_account(self.engine, accounted))
-        if accounted:
+        if accounted or (self.config.trace is not None and self.config.trace.only_at_oom):
             self._undo.append(self.call_sites.stop)
             self.call_sites.follow_modules()
         self._undo.append(self.recorder.forget_calls)
@@ -303,10 +303,14 @@ class Runtime:
         from dtr_alloc.traces import recording
         from dtr_alloc.traces.trace import Kind
 
-        path = report.fill_in(self.config.trace)
+        path = report.fill_in(self.config.trace.path)
         mode = "light" if self.is_light else "budget"
+        at_oom = self.config.trace.only_at_oom
+        site_of = self._site_text if at_oom else None
         try:
-            self.recording = recording.start(self.pools, path, mode, costs.operator_name)
+            self.recording = recording.start(
+                self.pools, path, mode, costs.operator_name, at_oom, site_of
+            )
         except WrongKind as error:
             raise _wrong_kind("trace", path, error) from None
         if (running := self.recording) is None:
@@ -318,6 +322,11 @@ class Runtime:
                     lambda *_, device=device: running.note(Kind.STEP, device)
                 )
             )
+
+    def _site_text(self, number: int) -> str:
+        """A call site for people, from its number."""
+        at = self.call_sites.by_number()[number]
+        return f"{f' at {at.line}' if at.line else ''}{f' ({at.module})' if at.module else ''}"
 
     def _stop_recording(self) -> None:
         if self.config.trace is None:

@@ -14,6 +14,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.output_file import FileTaken, lock_file
 from dtr_alloc.pools import Pools
 from dtr_alloc.report import package_version
+from dtr_alloc.traces.ring import Ring
 from dtr_alloc.traces.trace import COLUMNS, Kind
 from dtr_alloc.traces.trace_file import TraceWriter
 
 SECONDS_BETWEEN_DRAINS = 0.1
 _CAPACITY = 1 << 16
 _OPERATOR = 6  # where the core's column of operators stands, and ours of names
+_PLACE = 7
 
 _lock = threading.RLock()
 _current: Recording | None = None
@@ -40,18 +43,31 @@ class Recording:
         path: the file; the folders above it are made.
         mode: ``light`` or ``budget``, for the meta.
         name_of: the operator behind a key that dtr_op_begin was given, "" if unknown.
+        only_at_oom: whether the file is written when a request fails, with the last events.
+        site_of: the call site behind a number of dtr_place, "" if unknown; names of events have it.
 
     Raises FileTaken if another process writes the file, and WrongKind or another OSError if it
     cannot be opened.
     """
 
-    def __init__(self, pools: Pools, path: Path, mode: str, name_of: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        pools: Pools,
+        path: Path,
+        mode: str,
+        name_of: Callable[[int], str],
+        only_at_oom: bool = False,
+        site_of: Callable[[int], str] | None = None,
+    ) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self._mark = lock_file(path, "trace", "DTR_ALLOC_TRACE")
         self._pools = pools
         self._name_of = name_of
-        self._writer = TraceWriter(path, _meta(pools, mode))
+        self._site_of = site_of
+        meta = _meta(pools, mode)
+        self._ring = Ring(path, meta) if only_at_oom else None
+        self._writer = self._ring or TraceWriter(path, meta)
         log = ffi.new("dtr_event_log **")
         check(lib.dtr_event_log_create(log))
         self._log = ffi.gc(log[0], lib.dtr_event_log_destroy)
@@ -60,14 +76,16 @@ class Recording:
             for column in COLUMNS[:_OPERATOR]
         ]
         self._arrays.append(array("Q", bytes(8 * _CAPACITY)))
+        self._arrays.append(array("I", bytes(4 * _CAPACITY)))
         self._columns = ffi.new("dtr_event_columns *")
         self._kept = []
-        types = ("uint8_t", "int64_t", "uint64_t", "uint64_t", "uint64_t", "uint16_t", "uint64_t")
-        fields = ("kind", "time_ns", "address", "size_bytes", "stream", "device", "op")
-        for field, ctype, numbers in zip(fields, types, self._arrays, strict=True):
-            self._kept.append(ffi.from_buffer(f"{ctype}[]", numbers, require_writable=True))
+        fields = ffi.typeof("dtr_event_columns").fields
+        for (field, of), numbers in zip(fields, self._arrays, strict=True):
+            ctype = f"{of.type.item.cname}[]"
+            self._kept.append(ffi.from_buffer(ctype, numbers, require_writable=True))
             setattr(self._columns, field, self._kept[-1])
-        self._numbers: dict[int, int] = {0: 0}  # of names in the file, by the operator's key
+        # Of names in the file, by the operator's key, and with site_of by key and place.
+        self._numbers: dict[Any, int] = {}
         self._began_unix_ns = 0
         self._failure: OSError | None = None
         self._draining = threading.Lock()
@@ -77,6 +95,8 @@ class Recording:
     def start(self) -> None:
         """Begins with what is in the pools."""
         self._began_unix_ns = time.time_ns()
+        if self._ring is not None:
+            self._ring.meta["began_unix_ns"] = self._began_unix_ns
         for device, pool in enumerate(self._pools.handles):
             check(lib.dtr_pool_set_log(pool, self._log, device))
         self._thread.start()
@@ -102,15 +122,28 @@ class Recording:
                 except OSError as error:
                     self._failure = error
                     self._detach()
+                if self._ring is not None and self._ring.is_written:
+                    self._detach()
 
     def _taken(self, count: int) -> list[array[int]]:
         taken = [numbers[:count] for numbers in self._arrays]
-        keys = taken[_OPERATOR]
+        places = taken.pop(_PLACE)
+        keys: Any = taken[_OPERATOR]
+        if self._site_of is not None:
+            keys = list(zip(keys, places, strict=True))
         numbers = self._numbers
         for key in set(keys) - numbers.keys():
-            numbers[key] = self._writer.name(self._name_of(key))
+            numbers[key] = self._writer.name(self._text_of(key))
         taken[_OPERATOR] = array("I", [numbers[key] for key in keys])
         return taken
+
+    def _text_of(self, key: Any) -> str:
+        if self._site_of is None:
+            return self._name_of(key) if key else ""
+        operator, place = key
+        if not operator:
+            return ""  # memory that no operator asked for: a place says nothing of it
+        return f"{self._name_of(operator)}{self._site_of(place) if place else ''}"
 
     def _detach(self) -> None:
         for pool in self._pools.handles:
@@ -140,6 +173,10 @@ class Recording:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
         self._finish()  # if the thread has not
+        if self._ring is not None and not self._ring.is_written:
+            with suppress(OSError):
+                if self.path.is_file() and not self.path.stat().st_size:
+                    self.path.unlink()  # lock_file() has made it
         self._mark.close()
         lost = lib.dtr_event_log_lost(self._log)
         if self._failure is not None:
@@ -198,7 +235,12 @@ def _no_name(_: int) -> str:
 
 
 def start(
-    pools: Pools, path: Path, mode: str, name_of: Callable[[int], str] = _no_name
+    pools: Pools,
+    path: Path,
+    mode: str,
+    name_of: Callable[[int], str] = _no_name,
+    only_at_oom: bool = False,
+    site_of: Callable[[int], str] | None = None,
 ) -> Recording | None:
     """Begins the process's recording, unless there is one; the process's end or stop() ends it.
 
@@ -210,7 +252,7 @@ def start(
         if _current is not None:
             return _current
         try:
-            made = Recording(pools, path, mode, name_of)
+            made = Recording(pools, path, mode, name_of, only_at_oom, site_of)
         except FileTaken as error:
             print(f"dtr_alloc: {error}", file=sys.stderr)
             return None

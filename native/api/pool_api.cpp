@@ -402,6 +402,7 @@ DTR_EXPORT uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_colu
     require_array(columns->stream, capacity, "columns.stream");
     require_array(columns->device, capacity, "columns.device");
     require_array(columns->op, capacity, "columns.op");
+    require_array(columns->place, capacity, "columns.place");
     std::vector<dtr::Event>& events = from.drained;
     uint64_t done = 0;
     while (capacity - done >= events.size()) {
@@ -416,6 +417,7 @@ DTR_EXPORT uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_colu
         columns->stream[done] = event.stream;
         columns->device[done] = event.device;
         columns->op[done] = event.op;
+        columns->place[done] = event.place;
       }
     }
     return done;

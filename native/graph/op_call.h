@@ -6,6 +6,7 @@
 
 #include "base/scratch.h"
 #include "dtr/framework.h"
+#include "event_log.h"
 #include "records.h"
 
 namespace dtr {
@@ -34,12 +35,6 @@ inline bool reads(Use use) { return use == Use::read || use == Use::mutate; }
 
 // Whether the content after the op has nothing of the content before it.
 inline bool is_whole(const Input& input) { return input.use == Use::write_only && !input.begins; }
-
-// Where in the job the thread's ops stand, as the job says it (dtr_place).
-inline uint32_t& place_of_thread() {
-  thread_local uint32_t place = 0;
-  return place;
-}
 
 struct OpCall {
   uint64_t op_key = 0;

@@ -12,15 +12,17 @@ namespace dtr {
 // the one that began is over, however it ended.
 struct CurrentOp {
   uint64_t op_key = 0;
+  uint32_t place = 0;
   PlacementHint::Running hint;
   PlanFollower::Running planned;
 
   static CurrentOp of_thread() {
-    return {running_op_of_thread(), PlacementHint::running_of_thread(),
+    return {running_op_of_thread(), place_of_thread(), PlacementHint::running_of_thread(),
             PlanFollower::running_of_thread()};
   }
   void put_back() const {
     running_op_of_thread() = op_key;
+    place_of_thread() = place;
     PlacementHint::running_of_thread() = hint;
     PlanFollower::running_of_thread() = planned;
   }

@@ -171,6 +171,7 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
     }
   remat.outer = CurrentOp::of_thread();
   running_op_of_thread() = op->op_key;
+  place_of_thread() = remat.stack.back().target->place;
   parts_.hints.step_begins(op->cost_ns);
   if (parts_.plan.is_on()) parts_.plan.step_begins(op);
   remat.step_open = true;

@@ -2,14 +2,15 @@
 
 import os
 import random
+from array import array
 
 import pytest
 from made_up_trace import live_at_end
 from native_pool import IN_USE, NO_LIMIT, NativePool, OutOfMemory, check, ffi, lib
 
 from dtr_alloc.fragment.ranges import Ranges
-from dtr_alloc.traces import recording, trace_file
-from dtr_alloc.traces.trace import Kind
+from dtr_alloc.traces import recording, ring, trace_file
+from dtr_alloc.traces.trace import COLUMNS, Kind
 
 
 class PoolsOf:
@@ -41,8 +42,8 @@ def record(tmp_path):
             trace.validate()
             return trace
 
-    def begin(*pools, name_of=str):
-        made = Here(PoolsOf(*pools), tmp_path / "some.trace", "light", name_of)
+    def begin(*pools, name_of=str, only_at_oom=False):
+        made = Here(PoolsOf(*pools), tmp_path / "some.trace", "light", name_of, only_at_oom)
         made.start()
         return made
 
@@ -166,6 +167,81 @@ def test_pools_that_share_a_log_are_devices_in_one_order(make_pool, record):
         assert live(trace, 1) == in_use(other)
     changes = sum(a != b for a, b in zip(trace.device, trace.device[1:], strict=False))
     assert changes > 50
+
+
+def test_the_last_events_before_a_failure_are_a_trace_that_begins_with_what_was_there(
+    make_pool, record, monkeypatch, capsys
+):
+    monkeypatch.setattr(ring, "LEAST_EVENTS", 100)
+    rng = random.Random(3)
+    with make_pool(24) as one, make_pool(1024) as other:
+        recorded = record(one, other, only_at_oom=True)
+        blocks = [[], []]
+        for _ in range(80):
+            blocks[0].append(one.allocate(rng.randrange(1, one.chunk // 4)))
+            if len(blocks[0]) > 20:
+                one.free(blocks[0].pop(rng.randrange(20)))
+            churn(other, rng, blocks[1], 5)
+            recorded.drain()
+        assert not recorded.path.read_bytes(), "nothing has failed yet"
+        before = [in_use(pool) for pool in (one, other)]
+        reserved = [pool.stats().reserved_bytes for pool in (one, other)]
+        with pytest.raises(OutOfMemory):
+            one.allocate(25 * one.chunk)
+        churn(other, rng, blocks[1], 50)
+        with pytest.raises(OutOfMemory):
+            one.allocate(26 * one.chunk)
+        trace = recorded.stop()
+    assert "the last" in capsys.readouterr().err
+    assert (trace.kind[-1], trace.size_bytes[-1]) == (Kind.OUT_OF_MEMORY, 25 * one.chunk)
+    assert trace.kind.count(Kind.OUT_OF_MEMORY) == 1
+    assert [live(trace, device) for device in (0, 1)] == before
+    told = sum(trace.meta["begins_with_events"])
+    assert 100 <= len(trace) - told < 250
+    assert trace.time_ns[0] == trace.time_ns[told] == 0
+    for device in (0, 1):
+        rows = [row for row, of in enumerate(trace.device) if of == device]
+        assert list(memory(trace.select(rows)))[-1][0] == reserved[device]
+
+
+def test_a_recording_without_a_failure_leaves_no_file(record, tmp_path):
+    with NativePool("simulated") as pool:
+        made = recording.Recording(PoolsOf(pool), tmp_path / "t", "light", str, only_at_oom=True)
+        made.start()
+        pool.free(pool.allocate(100))
+        made.stop()
+        assert not (tmp_path / "t").exists()
+        (tmp_path / "t").write_text("of an earlier job")
+        made = recording.Recording(PoolsOf(pool), tmp_path / "t", "light", str, only_at_oom=True)
+        made.start()
+        made.stop()
+        assert (tmp_path / "t").read_text() == "of an earlier job"
+
+
+def test_a_move_that_the_first_kept_event_ends_is_before_it(record, monkeypatch, tmp_path):
+    monkeypatch.setattr(ring, "LEAST_EVENTS", 4)
+    kept = ring.Ring(tmp_path / "t", {"devices": [{"chunk_bytes": 4096}]})
+    name = kept.name("f")
+    rows = [
+        (Kind.SEGMENT_ALLOCATE, 0, 4096, 8192, 0, 0, 0),
+        (Kind.ALLOCATE, 1, 4096, 64, 0, 0, name),
+        (Kind.ALLOCATE, 2, 8192, 64, 0, 0, 0),
+        (Kind.MOVE_FROM, 3, 4096, 64, 0, 0, 0),
+        (Kind.MOVE_TO, 3, 8192, 64, 0, 0, 0),
+        (Kind.FREE, 4, 4096, 64, 0, 0, 0),
+        (Kind.BUDGET, 5, 0, 9000, 0, 0, 0),
+        (Kind.BUDGET, 6, 0, 9000, 0, 0, 0),
+        (Kind.OUT_OF_MEMORY, 7, 0, 64, 0, 0, 0),
+    ]
+    for part in (rows[:4], rows[4:]):
+        columns = zip(COLUMNS, zip(*part, strict=True), strict=True)
+        kept.write([array(column.typecode, numbers) for column, numbers in columns])
+    trace = trace_file.read(tmp_path / "t")
+    trace.validate()
+    assert [(at, trace.names[trace.name[row]]) for row, at in enumerate(trace.address)
+            if trace.kind[row] == Kind.ALLOCATE] == [(4096, "f"), (8192, "f")]  # fmt: skip
+    assert Kind.MOVE_TO not in trace.kind
+    assert Kind.FREE in trace.kind
 
 
 def test_marks_of_others_stand_where_they_were_made_with_the_operator_of_the_thread(record):

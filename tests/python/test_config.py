@@ -18,6 +18,7 @@ from dtr_alloc.config import (
     Debug,
     PoolOptions,
     Steps,
+    TraceFile,
     format_size,
     given_settings,
     known_variables,
@@ -152,6 +153,8 @@ def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
             for wrong in ("1", "-2", "nan", "inf", "x")
         ],
         ("DTR_ALLOC_LOG", " ", "a path"),
+        ("DTR_ALLOC_TRACE", "oom:", "a path, or oom:PATH"),
+        ("DTR_ALLOC_TRACE", " ", "a path, or oom:PATH"),
         *[
             ("DTR_ALLOC_POOL", wrong, "chunk:SIZE (2MiB; or auto), keep:SIZE")
             for wrong in (
@@ -322,6 +325,9 @@ def test_there_are_no_more_variables_than_people_can_read():
         *(("swap", "off", 0), ("thrash", "off", 0), ("thrash", "2.5", 2.5), ("swap", "0", 0)),
         *(("swap", "16GiB", 2**34), ("pool", " chunk: AUTO ", PoolOptions())),
         ("pool", "fixed, keep:0", PoolOptions(keep=0, fixed=True)),
+        ("trace", "a.trace", TraceFile(Path("a.trace"))),
+        ("trace", "oom:a.trace", TraceFile(Path("a.trace"), only_at_oom=True)),
+        ("trace", "./oom:a.trace", TraceFile(Path("oom:a.trace"))),
         ("pool", "strict", PoolOptions(strict=True)),
         *(("pool", "chunk:2097152,keep:all", PoolOptions(chunk=2**21)), ("debug", "off", Debug())),
         ("debug", " poison , verify:10", Debug(poison=True, verify=10)),

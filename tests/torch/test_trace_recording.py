@@ -152,6 +152,41 @@ def test_a_job_that_is_killed_leaves_what_was_written(tmp_path):
     assert kinds(trace)["STEP"] == 4
 
 
+def test_the_first_out_of_memory_error_leaves_the_last_events_with_call_sites(tmp_path):
+    code = JOB + (
+        "class Block(torch.nn.Module):\n"
+        "    def forward(self, x): return torch.sin(x).bernoulli_()\n"
+        "kept = Block()(torch.randn(1 << 21))\n"
+        "for _ in range(2):\n"
+        "    try: torch.ones(1 << 28)\n"
+        "    except torch.OutOfMemoryError: print('caught')\n"
+    )
+    done = run(code, tmp_path, trace="oom:some.trace", budget="24MiB")
+    assert done.stdout.count("caught") == 2
+    assert done.stderr.count("out of memory; the last") == 1
+    trace = formats.read(tmp_path / "some.trace")
+    assert (trace.kind[-1], trace.size_bytes[-1]) == (Kind.OUT_OF_MEMORY, 1 << 30)
+    named = "aten::sin.default at job.py:14 (Block)"
+    shown = command("fragment", "report", "some.trace", "--json", "out.json", cwd=tmp_path).stdout
+    assert "in use then, the largest:" in shown
+    assert f"8.00 MiB  {named}" in shown
+    row = json.loads((tmp_path / "out.json").read_text())["traces"][0]["rows"][0]
+    assert {"size_bytes": 8 << 20, "name": named} in row["worst_in_use"]
+    assert row["worst_request_bytes"] == 1 << 30
+    export = ("fragment", "export", "some.trace", "-o", "some.pickle", "--to", "torch")
+    command(*export, cwd=tmp_path)
+    snapshot = pickle.loads((tmp_path / "some.pickle").read_bytes())
+    assert named in repr(snapshot["device_traces"])
+    assert _memory_viz.segsum(snapshot)
+
+
+def test_a_job_that_does_not_run_out_of_memory_leaves_no_trace_of_it(tmp_path):
+    run(JOB, tmp_path, trace="oom:some.trace", budget="24MiB")
+    assert not (tmp_path / "some.trace").exists()
+    failed = run(JOB, tmp_path, status=1, trace="oom:job.py/some.trace", budget="24MiB")
+    assert "File exists: 'job.py'" in failed.stderr
+
+
 def test_a_session_is_recorded_from_its_beginning_to_its_end(tmp_path):
     with dtr_alloc.session(trace=tmp_path / "light.trace", device="cpu"):
         kept = torch.ones(10_007)

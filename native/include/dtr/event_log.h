@@ -41,7 +41,8 @@ typedef struct dtr_event_columns {
   uint64_t* size_bytes;
   uint64_t* stream;
   uint16_t* device;
-  uint64_t* op; /* the op_key of the operator that ran on the thread, 0 if none did */
+  uint64_t* op;    /* the op_key of the operator that ran on the thread, 0 if none did */
+  uint32_t* place; /* dtr_place of the thread */
 } dtr_event_columns;
 
 /* Creates a log. */
