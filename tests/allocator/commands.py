@@ -1,7 +1,5 @@
 """The commands in this process, and python in one of its own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A control group of the system, for tests, where the process may make one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

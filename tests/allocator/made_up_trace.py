@@ -3,8 +3,6 @@
 They come from an arena of one piece with first fit: enough to fragment, to evict and to fail.
 """
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """Memory that nobody can touch once it is freed. Needs the native build."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

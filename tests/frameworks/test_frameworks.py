@@ -2,8 +2,6 @@
 docs/guides/frameworks.md. What needs a framework that is not installed is skipped; `make
 frameworks` has them all."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

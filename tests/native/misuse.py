@@ -10,8 +10,6 @@ The functions and their parameters are read from the headers, so a new one is co
 parameter of a type that is not known here fails with its name.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

@@ -1,7 +1,5 @@
 """What fills the memory when it is fullest, and what runs again, by the place of the operators."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """What the engine adds to a trace: evictions, returns, moves, operators."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import pytest

@@ -1,7 +1,5 @@
 """Contents go to other addresses of their pool (eviction/move.cpp)."""
 
-from __future__ import annotations
-
 import itertools
 from functools import partial
 

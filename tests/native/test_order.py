@@ -3,8 +3,6 @@
 On the stand-in for libcuda (stream_toy.py). Needs the core and a C++ compiler.
 """
 
-from __future__ import annotations
-
 import pytest
 from native_pool import OutOfMemory, check, ffi, lib
 from stream_toy import LARGE, A, B

@@ -1,7 +1,5 @@
 """Which end of the heap the engine asks for (eviction/placement_hint.h)."""
 
-from __future__ import annotations
-
 import pytest
 from native_pool import NativePool
 from toy import MUTATE, PAGE, WORDS, Failure, Toy, fail

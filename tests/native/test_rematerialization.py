@@ -1,7 +1,5 @@
 """Contents leave memory to make room, and operators bring them back."""
 
-from __future__ import annotations
-
 import pytest
 from native_pool import WrongState, ffi
 from toy import MUTATE, PAGE, WORDS, Toy, chain, line, release

@@ -1,7 +1,5 @@
 """Contents go to host memory and come back (eviction/swap_space.cpp)."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """How the core is compiled (native/build_core.py)."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

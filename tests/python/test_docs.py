@@ -1,7 +1,5 @@
 """What pages and comments name exists: files, pages and numbered rules. Needs nothing."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections import Counter

@@ -5,8 +5,6 @@ Run as ``python attribute_walk.py STATE FIRST``. STATE says of what content the 
 each call, from the FIRST one on, two lines are written: its name, before it, and its outcome.
 """
 
-from __future__ import annotations
-
 import ctypes
 import re
 import sys

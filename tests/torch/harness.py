@@ -1,8 +1,6 @@
 """What the torch-side suites share: clean sessions, comparison of bits, and python in
 processes of its own."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -5,8 +5,6 @@ with commas) once for every place that it meets, or for a SHARE of them, each ti
 process. It prints what does not hold, and fails then.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import pickle

@@ -4,8 +4,6 @@ CPython looks for signals and asynchronous exceptions where a function begins, w
 back, and when a call has returned. A *place* is one of these.
 """
 
-from __future__ import annotations
-
 import ctypes
 import dis
 import functools

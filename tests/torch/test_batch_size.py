@@ -1,7 +1,5 @@
 """dtr_alloc.find_batch_size: what fits, what computes too much again, and what stays afterwards."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """What the operating system sees of a budget: a long run holds no more at its end than after it has
 warmed up, and the resident set shrinks with the budget."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -4,8 +4,6 @@ alone can write is loaded, and only whole.
 Most tests have a stand-in for the compiler, which writes a library that is no bridge in a moment.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Where in the job's modules memory is taken, and what runs again there."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """torch.compile under a session: as many graphs, the same bits, and graphs that are operators."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import pickle

@@ -1,7 +1,5 @@
 """Operators whose kernels run above the capture and use a tensor's memory themselves."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial

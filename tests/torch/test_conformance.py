@@ -1,7 +1,5 @@
 """The conformance run: what it says of a case, and that a crash takes no other case along."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

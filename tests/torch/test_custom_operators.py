@@ -1,7 +1,5 @@
 """Operators of custom libraries: tried, trusted or neither, and the bits of plain PyTorch."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib.util

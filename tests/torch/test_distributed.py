@@ -1,8 +1,6 @@
 """Collectives of torch.distributed, whose work goes on after their operator ended. Each test is two
 processes on gloo."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

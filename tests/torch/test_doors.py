@@ -2,8 +2,6 @@
 key itself: both doors lead to the same capture. (A mode changes what autograd does, so operators
 are compared without it.)"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

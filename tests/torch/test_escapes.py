@@ -1,7 +1,5 @@
 """Whatever reads a tensor's memory behind the dispatcher's back sees the right values."""
 
-from __future__ import annotations
-
 import copy
 import ctypes
 import io

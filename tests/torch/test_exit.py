@@ -1,7 +1,5 @@
 """Operators run while the interpreter ends, also those that the session has not met before."""
 
-from __future__ import annotations
-
 import pytest
 from harness import python
 

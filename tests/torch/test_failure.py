@@ -1,7 +1,5 @@
 """What fails leaves no lock, no half-written storage and a session that goes on."""
 
-from __future__ import annotations
-
 import re
 import threading
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """A buffer that began as uninitialized memory can be evicted once operators have written all of
 it, in parts too; before that, it is kept."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A process forks while its other threads train."""
 
-from __future__ import annotations
-
 import io
 import logging
 import multiprocessing

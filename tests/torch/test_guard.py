@@ -1,8 +1,6 @@
 """DTR_ALLOC_DEBUG=guard finds who keeps a pointer past a tensor's eviction. Each test is a process:
 the setting is fixed when a process gets its memory."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import textwrap

@@ -1,7 +1,5 @@
 """What the guides tell their readers to run does run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

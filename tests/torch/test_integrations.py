@@ -1,8 +1,6 @@
 """The session and the scalars that the callbacks of all frameworks share, without a framework;
 tests/frameworks has those."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Ctrl-C, sys.exit() in a signal's handler and asynchronous exceptions, wherever they come."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,8 +1,6 @@
 """What is kept says why, by operator and by line of the job. With the limit at nothing, nothing is
 too small to be evicted."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

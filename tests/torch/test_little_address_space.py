@@ -1,8 +1,6 @@
 """Jobs in processes whose address space is limited, as by ulimit -v: the same bits as without, and
 clear errors where it is too little. PyTorch itself takes about 0.6 GiB."""
 
-from __future__ import annotations
-
 import json
 import os
 import textwrap

@@ -1,7 +1,5 @@
 """A running job shows its last steps to its user, and to nobody else."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

@@ -1,8 +1,6 @@
 """Operators with thousands of inputs and results, jobs of thousands of small tensors, and histories
 of thousands of operators: the same bits, and no more work for each than for a few."""
 
-from __future__ import annotations
-
 import gc
 from typing import Any
 

@@ -3,8 +3,6 @@
 Some are processes of their own, as pools are fixed for the life of a process.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

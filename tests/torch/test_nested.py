@@ -1,7 +1,5 @@
 """Nested tensors of layout strided: many sizes in one storage, for which nobody can be asked."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from harness import checked_session, evicted

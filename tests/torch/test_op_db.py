@@ -1,8 +1,6 @@
 """Every operator of PyTorch's own database gives the bits of plain PyTorch: when it runs, when its
 results were evicted and computed again, under autocast, in backward, and with ``out=``."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

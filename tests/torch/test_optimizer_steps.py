@@ -1,7 +1,5 @@
 """Writes to many tensors, one after the other, on which more depends than there is memory for."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import weakref

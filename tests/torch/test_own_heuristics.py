@@ -1,7 +1,5 @@
 """Heuristics that are functions of the user's; a wrong one says so."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Callable, Iterator

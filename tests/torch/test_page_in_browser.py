@@ -1,8 +1,6 @@
 """The pages of a run and of a trace in Chromium, where that is installed: narrow and wide, on light
 and dark."""
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -1,7 +1,5 @@
 """Pins by hand stay with the tensor that they were asked for with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Profilers and execution traces observe operators on tensors that are evicted."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Random numbers: what is computed again draws the same, and no generator of the job ever moves."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from functools import partial

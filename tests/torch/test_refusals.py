@@ -4,8 +4,6 @@ No GPU is needed: tensors on the device "meta" stand for those on a GPU. Each ca
 its own, because refusals stay, and must not leave behind what a process has once.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 from harness import python

@@ -1,7 +1,5 @@
 """Functions that users have recorded as one operator."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 from collections.abc import Callable

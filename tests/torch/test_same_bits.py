@@ -1,7 +1,5 @@
 """Training under any budget that works gives the bits of training without one."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from functools import cache

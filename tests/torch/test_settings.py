@@ -1,7 +1,5 @@
 """What a job sets between an operator's first run and a later one is put back for the later one."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sparse tensors: what they are made of is locked and brought back as a tensor's own storage is."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial

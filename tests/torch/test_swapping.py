@@ -1,7 +1,5 @@
 """Jobs whose parameters and optimizer states are larger than the budget, and evictions verified."""
 
-from __future__ import annotations
-
 import warnings
 
 import pytest

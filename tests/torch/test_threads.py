@@ -1,7 +1,5 @@
 """Operators are recorded on every thread, however it began."""
 
-from __future__ import annotations
-
 import _thread
 import ctypes
 import sys

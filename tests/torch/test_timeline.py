@@ -1,7 +1,5 @@
 """What a session went through is counted step by step, and shown on a page of its own."""
 
-from __future__ import annotations
-
 import re
 import threading
 from html.parser import HTMLParser

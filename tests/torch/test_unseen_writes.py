@@ -1,7 +1,5 @@
 """What writes to a tensor past all operators is noticed before anything is computed from it."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import struct

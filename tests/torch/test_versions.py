@@ -1,8 +1,6 @@
 """An older PyTorch than any that was tried is refused; a newer one is tried, and is named where
 something fails."""
 
-from __future__ import annotations
-
 import subprocess
 import tomllib
 

@@ -1,8 +1,6 @@
 """A kernel of Triton, interpreted on the CPU: in triton_op, and in a function that runs as one
 operator (test_custom_operators.py)."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl
