@@ -1,12 +1,12 @@
-"""Where the time of a training step goes under less and less memory, measured on the CPU."""
+"""Where the time of a training step goes under less and less memory, measured on the CPU. The
+study is settled; this draws it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from bench.studies.panels import rounded
-from bench.studies.study import Document, Options, Study
+from bench.studies.study import Document, Study, settled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,22 +33,6 @@ LABELS = {
     "faults": "page faults",
     "rest": "rest: the job's Python, autograd,\nPyTorch's way to an operator",
 }
-
-
-def compute(options: Options) -> Document:
-    """One row per job and budget: its outcome, and each part's time in steps without dtr_alloc."""
-    from bench import breakdown
-    from bench.measure import in_own_process
-
-    found = in_own_process(breakdown.document, options.smoke)
-    kept = ("torch", "processor", "threads", "commit", "heuristic", "scale", "rounds", "steps")
-    rows = [
-        {key: rounded(value) for key, value in row.items() if key != "parts"}
-        | {part: rounded(ratio) for part, ratio in row.get("parts", {}).items()}
-        for row in found["results"]
-    ]
-    head = {key: found[key] for key in kept}
-    return head | {"parts": found["parts"], "rows": rows}
 
 
 def draw(document: Document) -> Mapping[str, Figure]:
@@ -100,6 +84,6 @@ def _panel(panel: Axes, job: str, rows: list[Document]) -> None:
 STUDY = Study(
     title="Where the time of a training step goes, by model and budget",
     source="DTR paper, section 4.2 (the prototype's profile)",
-    compute=compute,
+    compute=settled("601c0cc7"),
     draw=draw,
 )

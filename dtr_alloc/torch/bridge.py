@@ -282,8 +282,6 @@ _PYTHON_API = (
 )
 """Functions of Python for the bridge, in the order of native/bridge/capture.cpp."""
 
-PHASES = ("job", "capture", "operators", "again", "engine", "allocator")
-"""The phases of a thread's time (native/bridge/phases.h)."""
 _C10_TYPES = {"cpu": 0, "cuda": 1}
 _DROPPED_BATCH = 1024
 _MOST_RUNNING = 64
@@ -354,7 +352,6 @@ class Bridge:
         self.exchange = holding.dtr_bridge_exchange
         self.exchange.argtypes = [ctypes.py_object, ctypes.c_void_p]
         self.exchange.restype = None
-        self._phases = (ctypes.c_int64 * len(PHASES))()
         self._dropped = (ctypes.c_int64 * _DROPPED_BATCH)()
         self._dropped_lock = threading.Lock()
 
@@ -430,15 +427,6 @@ class Bridge:
     def limit_repeats(self, most: int | None) -> None:
         """How many operators may run again from now on; None: any number."""
         self._library.dtr_bridge_limit_repeats(-1 if most is None else most)
-
-    def phases(self, on: bool) -> dict[str, float]:
-        """This thread's time since the last call, in seconds by PHASES.
-
-        Args:
-            on: whether it is counted from now on.
-        """
-        self._library.dtr_bridge_phases(on, self._phases)
-        return {phase: ns / 1e9 for phase, ns in zip(PHASES, self._phases, strict=True)}
 
     def name(self, key: int, name: str) -> None:
         """Gives the operator of a key, which Python implements, its name in messages."""

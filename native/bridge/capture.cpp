@@ -143,7 +143,6 @@ const at::Tensor* first_result(const c10::Stack& stack, size_t base) {
 }
 
 void run_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
-  const In in(Phase::operators);
   op.redispatchBoxed(keys, stack);
 }
 
@@ -475,7 +474,6 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
     op.redispatchBoxed(keys, stack);
     return;
   }
-  const In in(Phase::capture);
   const bool writes_op_log = settings.writes_op_log.load(std::memory_order_relaxed);
   const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
   if (rule.passes) {
@@ -656,7 +654,6 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     else if (is_sparse(tensor))  // what Python keeps makes none again
       thread.put(count++, entry & ~int64_t{7});
   }
-  const In in(Phase::capture);
   explained([&] {
     OpenOp op(thread, count, DTR_OP_RECOMPUTABLE | DTR_OP_KEEPS_OLD, key);
     closure.surroundings().keep({}, settings.device);
@@ -668,7 +665,6 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     std::optional<std::vector<int64_t>> results;
     {
       const Taping taping(thread, tape);
-      const In running(Phase::operators);
       results = call_object(first, closure.python());
     }
     TORCH_CHECK(results, "dtr_alloc: an operator of Python failed");
@@ -957,14 +953,6 @@ DTR_EXPORT void dtr_bridge_include_thread(int32_t on) {
 DTR_EXPORT void dtr_bridge_observe(int32_t more) {
   dtr_bridge::observers = more ? std::max(0, dtr_bridge::observers + more) : at::hasCallbacks();
   dtr_bridge::core->guard_evicted(dtr_bridge::core->engine);
-}
-
-// What this thread's time went into since the last call, in nanoseconds by dtr_bridge::Phase. on:
-// from now on it is counted.
-DTR_EXPORT void dtr_bridge_phases(int32_t on, int64_t* ns) {
-  const auto taken = dtr_bridge::Phases::of_thread().take();
-  std::copy(taken.begin(), taken.end(), ns);
-  dtr_bridge::Phases::is_on() = on != 0;
 }
 
 // Whether places are followed, and that this thread is at one from now on (dtr_place).

@@ -84,14 +84,12 @@ class Repeater {
 
   // Brings in what the op that was begun needs before it may run.
   void prepare() {
-    const In in(Phase::capture);
     const Turn turn;
     while (in_core([&] { return core->op_prepare(frame_); })) run();
   }
 
   // Makes a storage resident, if it is evicted. The caller keeps it alive.
   void bring_back(void* handle) {
-    const In in(Phase::capture);
     const Turn turn;
     if (in_core([&] { return core->remat_want(frame_, handle); })) run();
   }
@@ -99,7 +97,6 @@ class Repeater {
   // Computes what depends on tensors, given by their addresses, as before an operator that
   // overwrites them all.
   void settle(const std::vector<int64_t>& tensors) {
-    const In in(Phase::capture);
     const Turn turn;
     const auto count = static_cast<uint32_t>(tensors.size());
     const auto wants = [&] {
@@ -110,7 +107,6 @@ class Repeater {
   }
 
   void bring_back_all() {
-    const In in(Phase::capture);
     const Turn turn;
     try {
       while (in_core([&] { return core->remat_want_any(frame_); })) run();
@@ -168,7 +164,6 @@ class Repeater {
   // What a function of the core answers, if that is not a failure.
   template <typename Call>
   static int64_t in_core(Call&& call) {
-    const In in(Phase::engine);
     const int64_t answer = call();
     if (answer < 0) fail_with_last_error(static_cast<int32_t>(-answer));
     return answer;
@@ -207,7 +202,6 @@ class Repeater {
           i < arguments.size() ? arguments[i] : results[i - arguments.size()];
       numbers[i] = tensor.defined() ? reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()) : 0;
     }
-    const In in(Phase::engine);
     const int32_t status = core->remat_commit(frame_, static_cast<uint32_t>(arguments.size()),
                                               static_cast<uint32_t>(results.size()));
     if (status < 0) fail_commit(closure, -status);
@@ -234,10 +228,8 @@ class Repeater {
   c10::Stack run_operator(Closure& closure, const std::vector<at::Tensor>& tensors, Tape& tape) {
     const Rule& rule = *closure.rule();
     c10::Stack stack = closure.arguments(tensors);
-    run_drawing(thread_, rule, stack, tape, [&] {
-      const In in(Phase::again);
-      rule.op.redispatchBoxed(closure.surroundings().keys(), &stack);
-    });
+    run_drawing(thread_, rule, stack, tape,
+                [&] { rule.op.redispatchBoxed(closure.surroundings().keys(), &stack); });
     return stack;
   }
 
@@ -248,7 +240,6 @@ class Repeater {
       list.push_back(tensor.defined() ? std::make_optional(tensor) : std::nullopt);
     c10::Stack stack{closure.python(), std::move(list)};
     const Taping taping(thread_, tape);
-    const In in(Phase::again);
     call_python("execute", &stack);
     return stack;
   }

@@ -12,7 +12,6 @@
 
 #include "bridge.h"
 #include "closure.h"
-#include "phases.h"
 #include "places.h"
 
 namespace dtr_bridge {
@@ -234,7 +233,6 @@ class OpenOp {
     }
     // The session may have ended meanwhile.
     if (!settings.capturing.load(std::memory_order_relaxed)) is_constant();
-    const In in(Phase::engine);
     need_ = core->op_begin(thread.frame(), tensors, flags_, key);
     if (need_ >= 0) return;
     ends();
@@ -258,7 +256,6 @@ class OpenOp {
 
   // results: how many of the numbers were put. Whether the record took the thread's spare closure.
   bool end(uint32_t results) {
-    const In in(Phase::engine);
     const int64_t id = core->op_end(thread_.frame(), results, flags_, thread_.spare());
     if (id > 0) thread_.given_away();
     if (id < 0) fail_with_last_error(static_cast<int32_t>(-id));

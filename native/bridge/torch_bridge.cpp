@@ -21,7 +21,6 @@
 #include <atomic>
 
 #include "bridge.h"
-#include "phases.h"
 
 namespace dtr_bridge {
 
@@ -29,30 +28,9 @@ const dtr_core* core = nullptr;
 std::atomic<bool> several_streams{false};
 std::atomic<int32_t> observers{0};
 
-void free_block(void* address) {
-  const In in(Phase::engine);
-  core->freed(core->engine, address);
-}
+void free_block(void* address) { core->freed(core->engine, address); }
 
 void free_of_arena(void* address) { core->freed(core->engine, address); }
-
-// The room that is made for a request is the engine's time.
-class RoomOfEngine {
- public:
-  RoomOfEngine()
-      : counts_(Phases::is_on().load(std::memory_order_relaxed)),
-        before_ns_(counts_ ? core->room_ns() : 0) {}
-  RoomOfEngine(const RoomOfEngine&) = delete;
-  RoomOfEngine& operator=(const RoomOfEngine&) = delete;
-  ~RoomOfEngine() {
-    if (counts_)
-      Phases::of_thread().move(Phase::allocator, Phase::engine, core->room_ns() - before_ns_);
-  }
-
- private:
-  const bool counts_;
-  const int64_t before_ns_;
-};
 
 // The words of PyTorch's own error. Frameworks that try a smaller batch then know it by these:
 // should_reduce_batch_size of accelerate, is_oom_error of Lightning.
@@ -61,8 +39,6 @@ const char* of_pytorch(c10::Device device) {
 }
 
 void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uint64_t arena) {
-  const In in(Phase::allocator);
-  const RoomOfEngine room;
   meet_thread();
   int32_t status = DTR_OK;
   const char* message = nullptr;
@@ -82,8 +58,6 @@ void* allocate_block(c10::Device device, size_t size_bytes, uint64_t stream, uin
 }
 
 void* allocate_workspace(c10::Device device, size_t size_bytes, uint64_t stream, bool* beyond) {
-  const In in(Phase::allocator);
-  const RoomOfEngine room;
   meet_thread();
   int32_t is_beyond = 0;
   void* address =

@@ -1,63 +1,11 @@
-"""What the benches' figures rest on: means, searches and the parts of a step. Needs PyTorch."""
+"""What reports of benches say of their cells. Needs PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from time import perf_counter
 from typing import Any
 
-import pytest
-import torch
-
-from bench.breakdown import PARTS, calm, fault_seconds, watched_session
 from bench.foreign import report as foreign
 from bench.peers.report import cells, summary
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the benches do it: two threads that wait for each other take seconds on a busy machine."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def test_the_mean_of_the_calm_half_leaves_out_steps_that_waited_and_its_parts_add_up() -> None:
-    steps = [
-        {"total": total, "a": total - 1.0, "b": 1.0, "waited": waited}
-        for total, waited in ((2.0, 0.1), (3.0, 0.7), (6.0, 0.2), (900.0, 0.9))
-    ]
-    assert calm(steps) == {"total": 4.0, "a": 3.0, "b": 1.0, "waited": pytest.approx(0.15)}
-
-
-def test_the_parts_of_a_watched_step_add_up_to_its_time() -> None:
-    x = torch.randn(256, 256)
-    with watched_session("1MiB", fault_seconds(), device="cpu") as watch:
-        kept = [x]
-        begin = perf_counter()
-        watch.begin()
-        for _ in range(8):
-            kept.append(torch.tanh(kept[-1]))
-        for y in kept:
-            y.sum()
-        parts = watch.end()
-        seconds = perf_counter() - begin
-        del kept, y
-    assert parts.keys() == PARTS.keys()
-    assert all(part >= 0 for part in parts.values())
-    assert 0 < sum(parts.values()) <= seconds
-    assert min(parts[part] for part in ("operators", "again", "search", "engine", "capture")) > 0
-
-
-def test_without_a_limit_nothing_runs_again() -> None:
-    with watched_session("unlimited", 0.0, device="cpu") as watch:
-        watch.begin()
-        torch.ones(64, 64).tanh().sum()
-        parts = watch.end()
-    assert parts["again"] == parts["search"] == parts["faults"] == 0
-    assert parts["operators"] > 0
-    assert parts["capture"] > 0
 
 
 def test_beside_peers_what_fails_comes_first_and_two_percent_are_even() -> None:

@@ -8,11 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import schedule_check
 from commands import invoke
+from schedule_check import Broken, verify
 
-from bench.studies import schedule_check, schedules
+from bench.studies import schedules
 from bench.studies.best import commands
-from bench.studies.schedule_check import Broken, verify
 from dtr_alloc import oplog
 from dtr_alloc.simulation import simulate
 
