@@ -42,7 +42,14 @@ KEEP_MEMORY = {
 CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter, "thread": time.thread_time}
 """The last is of the thread that trains: without the search for a plan."""
 COUNTED = (
-    *("recorded_ops", "evictions", "rematerializations", "remaps", "mapped_chunks"),
+    *(
+        "recorded_ops",
+        "unrecorded_ops",
+        "evictions",
+        "rematerializations",
+        "remaps",
+        "mapped_chunks",
+    ),
     *("search_seconds", "planned", "plan_misses", "learned", "swapped_out_bytes"),
     *("swapped_in_bytes", "total_cost_seconds", "recompute_cost_seconds"),
 )
@@ -190,7 +197,8 @@ def profile(
         child.answer()
         seconds = [child.step()[1] for _ in range(steps)][-1]
         found = child.finish()
-    operators = added(found["counters"], 1)["recorded_ops"]
+    last = added(found["counters"], 1)
+    operators = last["recorded_ops"] + last["unrecorded_ops"]
     held = {key: found[key] for key in ("idle", "peak")}
     return held | {"operators": round(operators), "seconds": seconds}
 

@@ -36,6 +36,8 @@ DEVICES = ("auto", "cuda", "cpu")
 RANKS = ("agree", "off")
 TINY_BYTES = 64
 """DTR_TINY_BYTES of the C header."""
+REST_OPS = 4096
+"""Default of ``Debug.rest``."""
 HISTORY_OPS = 262144
 """The largest number of operator records. Beyond it the oldest settle: their results become
 resident constants."""
@@ -95,7 +97,7 @@ POOL_FORMS = (
 )
 DEBUG_FORMS = (
     "off, or parts with commas between them: poison, verify:N (100), contents, no-moves, guard, "
-    "tiny:SIZE (0)"
+    "tiny:SIZE (0), rest:N (0)"
 )
 
 
@@ -355,16 +357,21 @@ class Debug:
     """Storages up to this size, in bytes, are never evicted. With ``tiny:0`` even the smallest are,
     for tests."""
 
+    rest: int = REST_OPS
+    """The recorder rests after twice so many operators in a row that show that nothing has to be
+    evicted. With ``rest:0`` it never rests."""
+
     @classmethod
     def parse(cls, value: object) -> Debug:
-        """From ``poison,verify:100,contents,no-moves,guard,tiny:0`` or ``off``. Raises
+        """From ``poison,verify:100,contents,no-moves,guard,tiny:0,rest:0`` or ``off``. Raises
         ValueError."""
         if isinstance(value, Debug):
             return value
         if isinstance(value, str) and value.strip() == "off":
             return cls()
         names = ("poison", "contents", "no-moves", "guard")
-        return cls(**_parts(value, {**dict.fromkeys(names), "verify": _count, "tiny": parse_size}))
+        readers = {"verify": _count, "tiny": parse_size, "rest": _count}
+        return cls(**_parts(value, {**dict.fromkeys(names), **readers}))
 
     def __str__(self) -> str:
         parts = [name for name in ("poison", "contents") if getattr(self, name)]
@@ -372,6 +379,7 @@ class Debug:
         parts += ["no-moves"] if self.no_moves else []
         parts += ["guard"] if self.guard else []
         parts += [f"tiny:{self.tiny}"] if self.tiny != TINY_BYTES else []
+        parts += [f"rest:{self.rest}"] if self.rest != REST_OPS else []
         return ",".join(parts) or "off"
 
 

@@ -137,6 +137,10 @@ class Stats(dict[str, Any]):
     """Dead storages that were removed for good."""
     recorded_ops: int
     """Operators that were recorded."""
+    rests: int
+    """Times that the recorder went to rest, as nothing had to be evicted."""
+    unrecorded_ops: int
+    """Operators that it did not record then."""
     verified: int
     """Recomputed contents that were compared (``DTR_ALLOC_DEBUG=verify:N``)."""
     unseen_writes: int

@@ -117,7 +117,7 @@ def row_of(answer: dict[str, Any], steps: int) -> dict[str, Any]:
     """What a step added, by name."""
     added, calls = answer["added"], answer["calls"]
     row = {name: round(added[name] / steps, 1) for name in SHOWN}
-    operators = max(1, added["recorded_ops"] / steps)
+    operators = max(1, (added["recorded_ops"] + added["unrecorded_ops"]) / steps)
     row["operators"] = round(operators)
     row["calls_an_operator"] = {
         name: round(count / steps / operators, 2)

@@ -43,6 +43,7 @@ _REASONS = {
         "what it was computed from was overwritten, or died and would take as much memory as it"
     ),
     lib.DTR_KEPT_FAILED: "its operator failed",
+    lib.DTR_KEPT_UNRECORDED: "its operator ran while the recorder rested",
 }
 
 

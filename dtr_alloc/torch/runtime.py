@@ -538,6 +538,7 @@ def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> 
     options.dealloc = dealloc
     options.swap_bytes = config.swap or 0
     options.settles_to_host = config.swap is None
+    options.rest_after_ops = _rest_after_ops(config)
     options.verify = config.debug.verify
     options.room = heuristic.room_number()
     options.moving = not config.debug.no_moves
@@ -553,6 +554,12 @@ def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> 
     if scorer is not None:
         options.score = scorer.pointer
     return options, dealloc
+
+
+def _rest_after_ops(config: Config) -> int:
+    """Never (0) where somebody asks what all operators did."""
+    asks = (config.log, config.trace, config.report, config.costs, config.debug.contents)
+    return 0 if any(asks) else config.debug.rest
 
 
 def _learning(config: Config) -> int:

@@ -427,6 +427,15 @@ int32_t dtr_op_abort(dtr_frame* frame, int32_t started) {
   });
 }
 
+int32_t dtr_op_begins_at_rest(dtr_engine* engine) {
+  return static_cast<int32_t>(
+      dtr::result_or_status([&] { return int64_t{of(engine).op_begins_at_rest()}; }));
+}
+
+int32_t dtr_op_ended_at_rest(dtr_engine* engine) {
+  return guard([&] { of(engine).op_ended_at_rest(); });
+}
+
 int64_t dtr_remat_next(dtr_frame* frame) {
   return on(frame, [&](OwnedFrame& of) {
     no_step(of, "dtr_remat_next");

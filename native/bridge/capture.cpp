@@ -469,6 +469,13 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
     run_inside(thread, rule, keys, stack);
     return;
   }
+  if (rule.may_rest && !several_streams.load(std::memory_order_relaxed) &&
+      core->op_begins_at_rest(Thread::engine())) {
+    const auto end = c10::make_scope_exit([] { core->op_ended_at_rest(Thread::engine()); });
+    const c10::impl::ExcludeDispatchKeyGuard excluded(settings.key());
+    op.redispatchBoxed(keys, stack);
+    return;
+  }
   if (C10_UNLIKELY(rule.passes && is_given_sparse(rule, *stack))) {
     // The kernel may be no view of what it is made of, but computes that by operators, which come by.
     op.redispatchBoxed(keys, stack);

@@ -61,6 +61,7 @@ struct Rule {
   // Set: it is recomputable only as far as they show (trial.h).
   std::unique_ptr<Trials> trials;
   bool of_others = false;               // of another library than PyTorch
+  bool may_rest = false;                // is not recorded while the recorder rests
   bool copies = false;                  // copies its second tensor to its first
   bool random = false;                  // draws from a generator
   int32_t generator = -1;               // position of the generator it can be given; -1: none such
@@ -202,6 +203,8 @@ class Rules {
     rule.random = next();
     for (int32_t* position : {&rule.generator, &rule.device, &rule.dropout, &rule.training})
       *position = static_cast<int32_t>(next());
+    // The others may pin their tensors, for good.
+    rule.may_rest = !rule.passes && !rule.lasts && !rule.of_others && !rule.trials;
     while (at < numbers.size()) {
       TensorArgument tensor;
       tensor.position = static_cast<uint32_t>(next());

@@ -44,6 +44,7 @@ bool Mover::is_movable(const Storage* storage) const {
   return storage->state == State::resident && storage->managed && !storage->external &&
          storage->size_bytes > environment_.options.tiny_bytes && !storage->captured &&
          storage->locks == storage->holds && storage->pins == 0 && !capture_.is_under_way() &&
+         !rest_.any_runs() &&
          (storage->used_on != kNoStream || !streams_.has_streams(storage->device_type));
 }
 

@@ -35,6 +35,7 @@
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
 #include "graph/lifecycle.h"
+#include "graph/rest.h"
 #include "graph/stream_order.h"
 #include "policy/devices.h"
 
@@ -47,11 +48,12 @@ int32_t try_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, const void*
 class Mover {
  public:
   Mover(Environment& environment, Graph& graph, const Devices& devices, const GraphCapture& capture,
-        const StreamOrder& streams, Lifecycle& lifecycle)
+        const Rest& rest, const StreamOrder& streams, Lifecycle& lifecycle)
       : environment_(environment),
         graph_(graph),
         devices_(devices),
         capture_(capture),
+        rest_(rest),
         streams_(streams),
         lifecycle_(lifecycle) {}
 
@@ -93,6 +95,7 @@ class Mover {
   Graph& graph_;
   const Devices& devices_;
   const GraphCapture& capture_;
+  const Rest& rest_;
   const StreamOrder& streams_;
   Lifecycle& lifecycle_;
 };

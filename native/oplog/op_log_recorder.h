@@ -107,6 +107,7 @@ class OpLogRecorder final : public Observer {
   // To writing: what is known now becomes constants.
   // for_tuner: for the engine's own use (run/tuner.h), with numbers of their own. Such a log begins
   // with all that is live, so that what is in use is known from the beginning.
+  bool is_on() const { return on_.load(std::memory_order_relaxed); }
   void set_mode(Mode mode, Deferred& deferred, bool for_tuner = false);
   // Off, and numbers begin anew: no storage is left that has one.
   void reset(Deferred& deferred);
@@ -169,7 +170,6 @@ class OpLogRecorder final : public Observer {
   };
 
   void turn(Mode mode, Deferred& deferred);
-  bool is_on() const { return on_.load(std::memory_order_relaxed); }
   bool is_writing() const { return mode_ == Mode::writing; }
 
   void put(int64_t number) { records_.push_back(number); }

@@ -105,6 +105,13 @@ void add_operators(dtr_core& table) {
   table.op_abort = [](dtr_frame* frame, int32_t started) {
     frame_of(frame).engine.op_abort(frame_of(frame), started != 0);
   };
+  table.op_begins_at_rest = [](dtr_engine* engine) -> int32_t {
+    return engine_of(engine)->op_begins_at_rest();
+  };
+  table.op_ended_at_rest = [](dtr_engine* engine) -> int32_t {
+    engine_of(engine)->op_ended_at_rest();
+    return DTR_OK;
+  };
   table.remat_next = [](dtr_frame* frame) {
     return on(frame, [](Engine& engine, Frame& of) { return engine.remat_next(of); });
   };

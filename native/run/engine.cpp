@@ -30,6 +30,7 @@ std::string budget_text(uint64_t bytes, uint64_t most) {
 Engine::Engine(const dtr_engine_options& options, MakeTuner make_tuner) : make_tuner_(make_tuner) {
   take(options);
   environment_.engine = this;
+  rest_.configure();
   cost_model_.configure();
   search_.configure(true);
   dead_.configure();
@@ -58,6 +59,7 @@ void Engine::configure(const dtr_engine_options& options) {
                       options.heuristic.seed != options_.heuristic.seed;
   const bool notes_contents = options.contents != options_.contents;
   take(options);
+  rest_.configure();
   if (notes_contents) contents_.note_all();
   dead_.configure();
   search_.configure(reseed);
@@ -147,6 +149,14 @@ void Engine::follow(const EvictionPolicy& policy) {
   ++environment_.stats.learned;
 }
 
+// What may need records, or has something that only they know, keeps the recorder awake.
+void Engine::rest_if_steady(Transaction& call) {
+  if (!rest_.may_begin() || op_log_.is_on() || plan_.is_on() || capture_.is_under_way() ||
+      swap_space_.costs().is_on() || memory_use_.watches_fullest())
+    return;
+  if (lifecycle_.forget_history(call.deferred)) rest_.begin();
+}
+
 // The heuristic has changed.
 void Engine::rescore() {
   repeat_rate_.forget();
@@ -156,6 +166,7 @@ void Engine::rescore() {
 
 void Engine::follow_plan(StepPlan plan) {
   Transaction call(*this);
+  rest_.wake();
   plan_.follow(std::move(plan), true);
   plan_executor_.move_held(call);
 }
@@ -216,6 +227,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
   else
     *status = dtr_pool_allocate(pool, size_bytes, stream, &address);
   if (*status == DTR_OK) {
+    rest_.allocated(pool, size_bytes);
     if (!arena) op_log_.allocated(address, size_bytes);
     return address;
   }
@@ -270,6 +282,7 @@ void Engine::freed(void* address) {
 
 int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
   const ScopedTimer spent(room_ns_of_thread());
+  rest_.wake();
   {
     std::lock_guard<EngineMutex> lock(mutex_);
     if (guard_.is_over()) return DTR_ROOM_IS_NONE;
@@ -312,6 +325,7 @@ uint64_t Engine::get_evicted(dtr_evicted* evicted, uint64_t capacity) {
 
 void Engine::reset(std::vector<uint64_t> lost) {
   Transaction call(*this);
+  rest_.wake();
   lifecycle_.require_idle(lost);
   lifecycle_.lose_evicted(call.deferred);
   if (tuner_) tuner_->forget(call.deferred);
@@ -323,6 +337,7 @@ void Engine::reset(std::vector<uint64_t> lost) {
 
 void Engine::begin_capture() {
   std::lock_guard<EngineMutex> lock(mutex_);
+  rest_.wake();
   capture_.begin();
 }
 
@@ -344,6 +359,7 @@ void Engine::get_stats(dtr_engine_stats* out, dtr_pool_stats* pools, uint64_t ca
   out->storage_accesses += cost_model_.visited_components();
   out->peak_kept_bytes = memory_use_.peak_bytes();
   out->evictable_bytes = graph_.candidate_bytes;
+  out->unrecorded_ops = rest_.operators();
   if (tuner_) tuner_->describe(out);
 }
 
@@ -359,6 +375,7 @@ uint64_t Engine::get_costs(dtr_cost* costs, uint64_t capacity) {
 
 void Engine::watch(Observer* observer) {
   std::lock_guard<EngineMutex> lock(mutex_);
+  rest_.wake();
   environment_.observers.add(observer);
 }
 
@@ -398,6 +415,7 @@ uint64_t Engine::holders(int32_t when, dtr_holder* holders, uint64_t capacity) {
 
 void Engine::keep_account(bool on) {
   std::lock_guard<EngineMutex> lock(mutex_);
+  rest_.wake();
   memory_use_.watch_fullest(on);
   environment_.observers.remove(&repeat_counts_);
   if (!on) return;

@@ -40,6 +40,7 @@
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
 #include "graph/pins.h"
+#include "graph/rest.h"
 #include "graph/stream_order.h"
 #include "graph/unwritten.h"
 #include "graph/verifier.h"
@@ -113,6 +114,9 @@ class Engine final {
   int64_t op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                  void* closure = nullptr);
   void op_abort(Frame& frame, bool started);
+  // An operator of which nothing is recorded, while the recorder rests.
+  bool op_begins_at_rest() { return rest_.op_begins(); }
+  void op_ended_at_rest() { rest_.op_ended(); }
   bool settle(Frame& frame, uint32_t tensors);
   bool remat_want(Frame& frame, void* handle);
   bool remat_want_any(Frame& frame);
@@ -158,6 +162,7 @@ class Engine final {
   template <typename F>
   auto on_op_log(F&& call) {
     Transaction transaction(*this);
+    rest_.wake();
     return call(op_log_, transaction.deferred);
   }
   // The op log is the caller's from now on.
@@ -188,12 +193,14 @@ class Engine final {
   std::string advice(Transaction& call, const Shortage* at);
   std::string slowness() const;
   void look_at_repeats(Transaction& call);
+  void rest_if_steady(Transaction& call);
 
   mutable EngineMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};
   Environment environment_;
   Graph graph_;
   GraphCapture capture_;
+  Rest rest_{environment_};
   StreamOrder streams_{environment_, capture_};
   Pins pins_{environment_};
   Verifier verifier_{environment_, streams_};
@@ -211,7 +218,7 @@ class Engine final {
   CostModel cost_model_{environment_, graph_, devices_, swap_space_.costs()};
   VictimSearch search_{environment_, devices_, capture_, cost_model_};
   WindowSearch windows_{environment_, devices_, graph_, cost_model_, search_};
-  Mover mover_{environment_, graph_, devices_, capture_, streams_, lifecycle_};
+  Mover mover_{environment_, graph_, devices_, capture_, rest_, streams_, lifecycle_};
   Compactor compactor_{environment_, graph_, capture_, mover_};
   Evictor evictor_{{environment_, graph_, devices_, lifecycle_, contents_, verifier_, waiting_,
                     swap_space_, cost_model_, search_}};
@@ -233,7 +240,7 @@ class Engine final {
                       contents_, unwritten_}};
   OpRecorder recorder_{{environment_, graph_, devices_, lifecycle_, versions_, capture_, streams_,
                         settling_, contents_, unwritten_, swap_space_, waiting_, op_log_, hints_,
-                        costs_, cost_model_, plan_}};
+                        costs_, cost_model_, plan_, rest_}};
   dtr_engine_options& options_ = environment_.options;
   const dtr_framework*& framework_ = environment_.framework;
   dtr_core core_{};

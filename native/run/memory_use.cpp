@@ -107,7 +107,7 @@ void MemoryUse::look_at_all() {
 void MemoryUse::reset_peak() {
   at_peak_.clear();
   peak_bytes_ = next_look_bytes_ = 0;
-  if (next_full_bytes_ < UINT64_MAX) watch_fullest(true);
+  if (watches_fullest()) watch_fullest(true);
 }
 
 Shortage MemoryUse::shortage(uint64_t size_bytes, dtr_pool* pool) const {

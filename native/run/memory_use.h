@@ -66,6 +66,7 @@ class MemoryUse {
     if (on) fullest_.clear();
     next_full_bytes_ = on ? 0 : UINT64_MAX;
   }
+  bool watches_fullest() const { return next_full_bytes_ < UINT64_MAX; }
   Shortage shortage(uint64_t size_bytes, dtr_pool* pool) const;
   // The error's text, a thought a line. refusal: what the pool said; advice: a sentence, or nothing.
   std::string why_none(const std::string& refusal, const Shortage& at,

@@ -73,6 +73,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (tuner_) tuner_->op_ended(call.deferred, call.lock);
   memory_use_.look_for_peak();
   look_at_repeats(call);
+  rest_if_steady(call);
   return id;
 }
 

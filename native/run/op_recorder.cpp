@@ -50,6 +50,7 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
   frame.recomputable = true;
   if (!(flags & DTR_OP_RECOMPUTABLE)) frame.cannot_be_repeated(DTR_KEPT_BY_RULE);
   if (captures) frame.cannot_be_repeated(DTR_KEPT_CAPTURED);
+  if (parts_.rest.is_on()) frame.cannot_be_repeated(DTR_KEPT_UNRECORDED);
   frame.open = true;
   frame.runs = false;
   frame.place = place_of_thread();
@@ -312,6 +313,7 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
   if (frame.reads_others && parts_.contents.reads_too_much(frame, cost_ns))
     frame.cannot_be_repeated(DTR_KEPT_WATCHED);
   if (!(flags & DTR_OP_RECOMPUTABLE)) frame.cannot_be_repeated(DTR_KEPT_BY_CALL);
+  if (parts_.rest.is_on()) frame.cannot_be_repeated(DTR_KEPT_UNRECORDED);
   const bool pure = frame.recomputable;
   if (frame.log.open) {
     OpLogRecorder::stops();

@@ -14,6 +14,7 @@
 #include "graph/environment.h"
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
+#include "graph/rest.h"
 #include "graph/settling.h"
 #include "graph/stream_order.h"
 #include "graph/unwritten.h"
@@ -51,6 +52,7 @@ class OpRecorder {
     CostTable& costs;
     CostModel& cost_model;
     PlanFollower& plan;
+    const Rest& rest;
   };
   explicit OpRecorder(const Parts& parts)
       : parts_(parts), timer_(parts.environment, parts.streams, parts.capture, parts.devices) {}

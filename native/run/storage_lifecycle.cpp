@@ -342,9 +342,8 @@ void StorageLifecycle::lose_evicted(Deferred& deferred) {
   }
 }
 
-// Without parents nothing depends on anything, so all that is dead vanishes, and the living need no
-// record.
-void StorageLifecycle::forget_all(Deferred& deferred) {
+// Without parents nothing depends on anything, so all that is dead vanishes.
+void StorageLifecycle::forget_ops(Deferred& deferred) {
   while (Op* op = parts_.graph.newest_op()) {
     for (size_t i = 0; op == parts_.graph.newest_op() && i < op->outputs.size(); ++i) {
       Storage* storage = op->outputs[i].storage;
@@ -354,16 +353,40 @@ void StorageLifecycle::forget_all(Deferred& deferred) {
       if (!storage->live) maybe_remove(storage, deferred);
     }
   }
+}
+
+// The living need no record then.
+void StorageLifecycle::forget_live(Storage* storage, Deferred& deferred) {
+  storage->pins = 0;
+  if (storage->managed) parts_.graph.by_address.erase(storage->address);
+  lose_handle(storage, deferred);
+  storage->state = State::freed;
+  update_candidate(storage);
+  parts_.graph.recycle(storage);
+}
+
+void StorageLifecycle::forget_all(Deferred& deferred) {
+  forget_ops(deferred);
   given_away_.clear(deferred);
   for (Storage* storage : with_handles()) {
     storage->pins = 0;
-    if (storage->live && storage->lost) continue;
-    if (storage->managed) parts_.graph.by_address.erase(storage->address);
-    lose_handle(storage, deferred);
-    storage->state = State::freed;
-    update_candidate(storage);
-    parts_.graph.recycle(storage);
+    if (!(storage->live && storage->lost)) forget_live(storage, deferred);
   }
+}
+
+bool StorageLifecycle::forget_history(Deferred& deferred) {
+  for (const Storage* storage : parts_.graph.storages()) {
+    const bool is_gone = storage->live && storage->state != State::resident && !storage->lost;
+    const bool comes_back = storage->state == State::recomputing;
+    // Who uses it on another stream has to wait (O2).
+    const bool is_remade = storage->remade_on != kNoStream;
+    if (storage->locks > 0 || is_gone || comes_back || is_remade) return false;
+  }
+  forget_ops(deferred);
+  for (Storage* storage : with_handles())
+    if (!storage->lost && !storage->external && !storage->captured && storage->live)
+      forget_live(storage, deferred);
+  return true;
 }
 
 uint64_t StorageLifecycle::drain_dropped(int64_t* op_ids, uint64_t capacity) {

@@ -80,6 +80,9 @@ class StorageLifecycle final : public Lifecycle {
   void lose_evicted(Deferred& deferred);
   // But what is lost, while it lives.
   void forget_all(Deferred& deferred);
+  // All contents become constants, and records go but for those that know more of a storage than its
+  // content. False, and nothing changed, if something is evicted or locked.
+  bool forget_history(Deferred& deferred);
 
   // Ops that went, whose closures the recorder keeps by their ids.
   size_t dropped_ops() const { return dropped_ops_.size(); }
@@ -97,6 +100,8 @@ class StorageLifecycle final : public Lifecycle {
   void drop_output(Storage* storage, Deferred& deferred);
   void remove(Storage* first, Deferred& deferred);
   std::vector<Storage*> with_handles() const;
+  void forget_ops(Deferred& deferred);
+  void forget_live(Storage* storage, Deferred& deferred);
 
   Parts parts_;
   Pins given_away_;  // of memory that is exclusive, whose record does not last: the escaped ones

@@ -5,6 +5,7 @@ namespace dtr {
 
 bool Engine::user_evict(void* handle) {
   Transaction call(*this);
+  rest_.wake();
   Storage* storage = graph_.by_handle.find(handle);
   if (!storage || !is_candidate(storage) || storage->locks > 0 || storage->pins > 0 ||
       capture_.is_frozen(storage))
@@ -69,11 +70,13 @@ void Engine::user_end_pin(void* handle) {
 uint64_t Engine::user_pin_made() {
   std::lock_guard<EngineMutex> lock(mutex_);
   pins_.hold_made();
+  rest_.begin_recording();
   return thread_number();
 }
 
 void Engine::user_release_made(uint64_t thread) {
   Transaction call(*this);
+  rest_.end_recording();
   pins_.release_made(thread, call.deferred,
                      [this](void* handle, uint32_t pins) { note_pins(handle, pins); });
 }

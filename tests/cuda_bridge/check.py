@@ -88,6 +88,7 @@ class EngineOptions(ctypes.Structure):
         ("thrash", ctypes.c_double),
         ("tiny_bytes", ctypes.c_uint64),
         ("settles_to_host", ctypes.c_int32),
+        ("rest_after_ops", ctypes.c_uint64),
     ]
 
 

@@ -56,6 +56,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
     grain = 1
     sizes = (8, 128, 512, 700, 1536)  # words; the first are tiny, the second lie in slabs
     dealloc = "eager"
+    rests = 0  # its recorder may, after so many operators
     fixed = 0  # as many addresses as the budget has bytes
     fake = None
 
@@ -77,6 +78,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             dealloc=self.dealloc,
             moving=1,
             contents=lib.DTR_CONTENTS_WHOLE,
+            rest_after_ops=self.rests,
         )
         self.swaps = False  # contents may go to host memory
         self.tensors = []
@@ -462,6 +464,15 @@ def test_jobs_in_a_fixed_pool_agree_with_the_model(examples):
 
     class OnHost(EngineAgainstModel):
         fixed = 1
+
+    run(OnHost, settings=settings(SETTINGS, max_examples=examples))
+
+
+@few_or_many(20, 200)
+def test_jobs_whose_recorder_rests_agree_with_the_model(examples):
+
+    class OnHost(EngineAgainstModel):
+        rests = 2
 
     run(OnHost, settings=settings(SETTINGS, max_examples=examples))
 

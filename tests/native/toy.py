@@ -295,6 +295,8 @@ class Toy:
         tensors = [tensor for tensor, _ in pairs]
         uses = tuple(use for _, use in pairs)
         operator = Operator(name, parameter, uses, tuple(results), fails)
+        if recomputable and lib.dtr_op_begins_at_rest(self.engine):
+            return self._run_at_rest(operator, tensors)
         frame = self.frame
         buffer = lib.dtr_frame_buffer(frame, len(pairs))
         for i, (tensor, use) in enumerate(pairs):
@@ -327,6 +329,15 @@ class Toy:
             check(-op_id)
         if op_id > 0:
             self.closures[op_id] = operator
+        new = everything[len(everything) - len(operator.results) :]
+        self._expect(operator, tensors, new)
+        return new
+
+    def _run_at_rest(self, operator: Operator, tensors: list[Tensor]) -> list[Tensor]:
+        try:
+            everything = self._execute(operator, tensors)
+        finally:
+            check(lib.dtr_op_ended_at_rest(self.engine))
         new = everything[len(everything) - len(operator.results) :]
         self._expect(operator, tensors, new)
         return new

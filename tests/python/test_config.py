@@ -302,7 +302,7 @@ def test_every_field_can_be_given_in_each_way():
         "trust": "flash_attn,mylib::gelu",
         "swap": "4GiB",
         "pool": "chunk:4MiB,keep:1GiB,fixed,strict",
-        "debug": "poison,verify:100,contents,no-moves,guard,tiny:0",
+        "debug": "poison,verify:100,contents,no-moves,guard,tiny:0,rest:0",
         "log": "job.log.xz",
         "log_steps": "3..5",
         "trace": "job.trace",

@@ -142,6 +142,9 @@ typedef struct dtr_engine_options {
    * overwritten may be swapped where an allocation would fail otherwise, since it cannot be
    * recomputed from then on: up to the budgets of all pools. */
   int32_t settles_to_host;
+  /* The recorder rests (graph/rest.h) after twice so many operators in a row that show that nothing
+   * has to be evicted; 0: never. */
+  uint64_t rest_after_ops;
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {
@@ -187,6 +190,8 @@ typedef struct dtr_engine_stats {
   uint64_t peak_kept_bytes;  /* that could not be evicted, at most (dtr_engine_holders) */
   uint64_t evictable_bytes;  /* of contents that may be evicted, those in use by an operator too */
   uint64_t twice_cost_ns;    /* of recompute_cost_ns, what was computed again before */
+  uint64_t rests;            /* times that the recorder went to rest, */
+  uint64_t unrecorded_ops;   /* and operators that it did not record then */
   int32_t learning;          /* DTR_LEARNING_... */
   uint64_t policies_tried;   /* while it searches, */
   uint64_t policies;         /* and how many there are */

@@ -166,6 +166,8 @@ typedef struct dtr_core {
    * dtr_framework.drop_closure in the end. Otherwise it stays the caller's. */
   int64_t (*op_end)(dtr_frame* frame, uint32_t results, uint32_t flags, void* closure);
   void (*op_abort)(dtr_frame* frame, int32_t started);
+  int32_t (*op_begins_at_rest)(dtr_engine* engine);
+  int32_t (*op_ended_at_rest)(dtr_engine* engine);
   int64_t (*remat_next)(dtr_frame* frame);
   /* The closure of the step that remat_next described last. */
   void* (*step_closure)(dtr_frame* frame);

@@ -91,6 +91,14 @@ int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t c
  * Without an op nothing is done. */
 int32_t dtr_op_abort(dtr_frame* frame, int32_t started);
 
+/* Whether an op that may be repeated runs without all this, since the recorder rests: nothing is
+ * recorded, and all contents are constants (graph/rest.h). 1: call dtr_op_ended_at_rest once it has
+ * ended or failed; 0, or -status: begin it by dtr_op_begin. */
+int32_t dtr_op_begins_at_rest(dtr_engine* engine);
+
+/* Ends such an op. */
+int32_t dtr_op_ended_at_rest(dtr_engine* engine);
+
 /* Describes the next op to run again in dtr_frame_step, and returns its id; 0 if the stack is
  * empty; -status on failure: call dtr_remat_abort then. The description:
  *   edges, then for each: handle, copy (1: run on a copy of this storage)

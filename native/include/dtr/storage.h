@@ -43,7 +43,8 @@ enum {
   DTR_KEPT_WATCHED = 17,     /* its op reads memory of others, which takes too long to compare */
   DTR_KEPT_CAPTURED = 18,    /* its op was captured in a graph, or reads what one writes */
   DTR_KEPT_SETTLED = 19,     /* it could be computed, until what that needs went, or outgrew it */
-  DTR_KEPT_FAILED = 20       /* its op overwrote it and failed */
+  DTR_KEPT_FAILED = 20,      /* its op overwrote it and failed */
+  DTR_KEPT_UNRECORDED = 21   /* its op ran while the recorder rested (graph/rest.h) */
 };
 
 /* Writes what the storage holds, and why. Of one that the engine has not met it knows the reason
