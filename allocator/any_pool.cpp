@@ -116,6 +116,11 @@ void AnyPool::free_beyond(uint64_t address) {
   beyond_.erase(found);
 }
 
+void AnyPool::add_peer(int32_t device) {
+  Lock lock(mutex_);
+  driver_->add_peer(device);
+}
+
 uint64_t AnyPool::unused_bytes() {
   Lock lock(mutex_);
   return budget_ > counts_.allocated_bytes ? budget_ - counts_.allocated_bytes : 0;

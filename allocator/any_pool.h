@@ -74,6 +74,7 @@ class AnyPool {
   // dtr_pool_allocate_beyond() and dtr_pool_free_beyond().
   uint64_t allocate_beyond(uint64_t size_bytes, uint64_t stream);
   void free_beyond(uint64_t address);
+  void add_peer(int32_t device);
 
   // Asked for every candidate of every search: takes no lock.
   bool contains(uint64_t address) const { return address - first_ < span_; }

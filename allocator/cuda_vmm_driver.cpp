@@ -1,7 +1,9 @@
 // CUDA device memory through the driver's virtual memory management: one reservation, physical
 // memory created and mapped chunk by chunk.
+#include <algorithm>
 #include <cstdio>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cuda_driver.h"
@@ -105,7 +107,8 @@ class CudaVmmDriver final : public CudaDriver {
   explicit CudaVmmDriver(int32_t ordinal)
       : CudaDriver(ordinal),
         kind_{1, 0, {1, device_}, nullptr, {}},
-        memory_(cuda_, context_.get(), kind_) {
+        memory_(cuda_, context_.get(), kind_),
+        access_{{kind_.location, 3}} {
     const uint64_t total = total_bytes();
     CurrentContext current(cuda_, context_.get());
     size_t granularity = 0;
@@ -134,8 +137,7 @@ class CudaVmmDriver final : public CudaDriver {
     for (uint64_t at = address; at < address + size_bytes; at += chunk_) {
       chunks.emplace_back(cuda_, memory_, at, chunk_);
     }
-    CuMemAccessDesc access{kind_.location, 3};
-    cuda_.check(cuda_.set_access(address, size_bytes, &access, 1), "cuMemSetAccess");
+    cuda_.check(set_access(address, size_bytes, access_), "cuMemSetAccess");
     handles_.reserve(handles_.size() + chunks.size());
     for (ChunkMapping& chunk : chunks) {
       CuHandle& handle = handles_[chunk.address()];
@@ -164,8 +166,7 @@ class CudaVmmDriver final : public CudaDriver {
     CuHandle handle = entry->second;
     handles_.reserve(handles_.size() + 1);
     cuda_.check(cuda_.map(to, chunk_, 0, handle, 0), "cuMemMap");
-    CuMemAccessDesc access{kind_.location, 3};
-    CuResult result = cuda_.set_access(to, chunk_, &access, 1);
+    CuResult result = set_access(to, chunk_, access_);
     if (result != kCudaSuccess) {
       cuda_.unmap(to, chunk_);
       cuda_.check(result, "cuMemSetAccess");
@@ -179,9 +180,36 @@ class CudaVmmDriver final : public CudaDriver {
     cuda_.check(cuda_.unmap(address, size_bytes), "cuMemUnmap");
   }
 
+  // If it fails half way, the device may use some of what is mapped now, and nothing that comes.
+  void add_peer(int32_t ordinal) override {
+    CurrentContext current(cuda_, context_.get());
+    CuDevice peer = 0;
+    cuda_.check(cuda_.device_get(&peer, ordinal), "cuDeviceGet");
+    for (const CuMemAccessDesc& known : access_)
+      if (known.location.id == peer) return;
+    std::vector<CuMemAccessDesc> wider = access_;
+    wider.push_back({{kind_.location.type, peer}, 3});
+    std::vector<CuAddress> mapped;
+    for (const auto& [address, handle] : handles_) mapped.push_back(address);
+    std::sort(mapped.begin(), mapped.end());
+    for (size_t i = 0; i < mapped.size();) {
+      const CuAddress begin = mapped[i];
+      CuAddress end = begin;
+      for (; i < mapped.size() && mapped[i] == end; ++i) end += chunk_;
+      cuda_.check(set_access(begin, end - begin, wider), "cuMemSetAccess");
+    }
+    access_ = std::move(wider);
+  }
+
  private:
+  CuResult set_access(CuAddress address, uint64_t size_bytes,
+                      const std::vector<CuMemAccessDesc>& access) const {
+    return cuda_.set_access(address, size_bytes, access.data(), access.size());
+  }
+
   CuMemAllocationProp kind_;
-  PhysicalMemory memory_;  // destroyed before the context
+  PhysicalMemory memory_;                // destroyed before the context
+  std::vector<CuMemAccessDesc> access_;  // this device, and its peers
   uint64_t chunk_ = 0;
   std::unordered_map<CuAddress, CuHandle> handles_;  // of the mapped chunks
 };

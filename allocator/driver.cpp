@@ -28,6 +28,7 @@ void Driver::destroy_stream(uint64_t) { missing("destroy_stream"); }
 void Driver::synchronize_stream(uint64_t) { missing("synchronize_stream"); }
 bool Driver::capturing(uint64_t) { return false; }
 bool Driver::synchronize_device() { return true; }
+void Driver::add_peer(int32_t) { missing("add_peer"); }
 uint64_t Driver::allocate_on_stream(uint64_t, uint64_t) { missing("allocate_on_stream"); }
 void Driver::free_on_stream(uint64_t, uint64_t) { missing("free_on_stream"); }
 void Driver::fill(uint64_t, uint8_t, uint64_t, uint64_t) { missing("fill"); }

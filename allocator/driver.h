@@ -79,6 +79,9 @@ class Driver {
   // that is being captured forbids it.
   virtual bool synchronize_device();
 
+  // ---- Optional: work of another device of this process may use what is mapped, now and later.
+  virtual void add_peer(int32_t device);
+
   // ---- Optional: memory outside of all reservations, for work on a stream. The device has it back
   // once the work is done that is on the stream when it is freed; the caller does not wait.
   virtual uint64_t allocate_on_stream(uint64_t size_bytes, uint64_t stream);

@@ -140,6 +140,14 @@ DTR_EXPORT int32_t dtr_pool_free_beyond(dtr_pool* pool, void* address) {
   return guard([&] { of(pool).free_beyond(number(address)); });
 }
 
+DTR_EXPORT int32_t dtr_pool_add_peer(dtr_pool* pool, int32_t device) {
+  return guard([&] {
+    dtr::AnyPool& at = of(pool);
+    dtr::require_between("device", device, 0, INT32_MAX);
+    at.add_peer(device);
+  });
+}
+
 DTR_EXPORT int32_t dtr_pool_trim(dtr_pool* pool, uint64_t* returned_bytes) {
   return guard([&] {
     uint64_t returned = of(pool).trim();

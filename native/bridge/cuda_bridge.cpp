@@ -259,8 +259,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
       if (dtr_pool* pool = find_pool(device)) check(core->pool_trim(pool, nullptr));
   }
 
-  // Our memory is mapped by the driver's virtual memory calls, with access for its own
-  // device only: without a peer copy another device could not read it.
+  // A peer copy needs no access of one device to the other's memory.
   cudaError_t memcpyAsync(void* to, int to_device, const void* from, int from_device, size_t count,
                           cudaStream_t stream, bool) override {
     if (to_device == from_device)
@@ -268,12 +267,10 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     return cudaMemcpyPeerAsync(to, to_device, from, from_device, count, stream);
   }
 
-  // After this call the host lets kernels of one device read memory of another, which would
-  // end the process's CUDA context. The exception ends the copy that asked.
+  // After this call kernels of one device use memory of another, as in copies that are no plain ones.
+  // The host asks once for two devices, and only if they are connected.
   void enablePeerAccess(c10::DeviceIndex device, c10::DeviceIndex other) override {
-    TORCH_CHECK(false, "dtr_alloc: device cuda:", static_cast<int>(device),
-                " cannot access the memory of cuda:", static_cast<int>(other),
-                " under a budget; copy through the host: tensor.cpu().to(device)");
+    check(core->pool_add_peer(pool_of(other), device));
   }
 
   // ---- limits ----

@@ -65,6 +65,7 @@ void add_memory(dtr_core& table) {
   table.pool_reset_peak = [](dtr_pool* pool) { dtr_pool_reset_peak(pool); };
   table.pool_set_budget = &dtr_pool_set_budget;
   table.pool_free_beyond = &dtr_pool_free_beyond;
+  table.pool_add_peer = &dtr_pool_add_peer;
   table.pool_trim = &dtr_pool_trim;
   table.pool_snapshot = &dtr_pool_snapshot;
   table.pool_contains = &dtr_pool_contains;

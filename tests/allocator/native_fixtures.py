@@ -107,6 +107,7 @@ class FakeCuda:
             uint64_t fake_cuda_unfinished(uint64_t stream);
             uint64_t fake_cuda_waits(void);
             uint64_t fake_cuda_physical_bytes(void);
+            int fake_cuda_is_shown(unsigned long long address, uint64_t size, int device);
             const char *fake_cuda_violation(uint64_t i);
             uint64_t fake_cuda_leaks(void);
         """)

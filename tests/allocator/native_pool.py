@@ -141,6 +141,9 @@ class NativePool:
     def free_beyond(self, address: int) -> None:
         check(lib.dtr_pool_free_beyond(self.handle, ffi.cast("void *", address)))
 
+    def add_peer(self, device: int) -> None:
+        check(lib.dtr_pool_add_peer(self.handle, device))
+
     def record_stream(self, address: int, stream: int) -> None:
         check(lib.dtr_pool_record_stream(self.handle, ffi.cast("void *", address), stream))
 

@@ -169,6 +169,56 @@ def test_memory_beyond_the_budget_is_refused_where_it_cannot_be(fake_cuda):
         pool.allocate_beyond(64)
 
 
+def test_a_peer_may_use_what_is_mapped_and_what_will_be(fake_cuda):
+    fake_cuda.set_devices(3)
+
+    def shown(block, chunks=1):
+        return [fake_cuda.is_shown(block, chunks * CHUNK, device) for device in range(3)]
+
+    with NativePool("cuda", budget=4 * CHUNK) as pool:
+        blocks = [pool.allocate(CHUNK) for _ in range(3)]
+        assert [shown(block) for block in blocks] == [[1, 0, 0]] * 3
+        pool.free(blocks.pop(1))
+        pool.add_peer(1)
+        pool.add_peer(1)
+        assert [shown(block) for block in blocks] == [[1, 1, 0]] * 2
+        moved = pool.allocate(2 * CHUNK)  # one chunk is new, one shows memory that was elsewhere
+        assert pool.stats().remaps == 1
+        assert shown(moved, 2) == [1, 1, 0]
+        pool.add_peer(2)
+        assert [shown(block) for block in blocks] == [[1, 1, 1]] * 2
+        for block in [*blocks, moved]:
+            pool.free(block)
+
+
+def test_a_peer_that_is_refused_gets_nothing_that_comes(fake_cuda):
+    fake_cuda.set_devices(2)
+    with NativePool("cuda", budget=4 * CHUNK) as pool:
+        blocks = [pool.allocate(CHUNK)]
+        with pytest.raises(Invalid, match="device is -1"):
+            pool.add_peer(-1)
+        with pytest.raises(DriverFailed, match="cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE"):
+            pool.add_peer(2)
+        for n in range(1, 20):
+            fake_cuda.fail_call(n, UNKNOWN)
+            try:
+                pool.add_peer(1)
+            except DriverFailed:
+                blocks.append(pool.allocate(256))
+                fake_cuda.fail_call(0, 0)
+                assert not fake_cuda.is_shown(blocks[-1], 256, 1)
+                pool.free(blocks.pop())
+                pool.trim()
+                continue
+            break
+        fake_cuda.fail_call(0, 0)
+        assert n > 3
+        assert fake_cuda.is_shown(blocks[0], CHUNK, 1)
+        pool.free(blocks[0])
+    with NativePool("host") as pool, pytest.raises(WrongState, match="no verb add_peer"):
+        pool.add_peer(0)
+
+
 def test_a_refused_workspace_is_no_error(fake_cuda):
     with NativePool("cuda", budget=2 * CHUNK) as pool:
         out = ffi.new("void **")

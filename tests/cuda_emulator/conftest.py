@@ -74,6 +74,7 @@ class Machine:
         devices: int = 1,
         chunk: int = 64 << 10,
         memory: int = 1 << 30,
+        peers: bool = False,
         clean: bool = True,
         swap: str = "off",
         settings: str | None = None,
@@ -95,7 +96,9 @@ class Machine:
         if settings is not None:
             own["PYTORCH_CUDA_ALLOC_CONF"] = settings
             preloaded.append(emulated.management())
-        environ = emulated.environment([str(_package_folder())], preloaded, devices, chunk, memory)
+        environ = emulated.environment(
+            [str(_package_folder())], preloaded, devices, chunk, memory, peers
+        )
         done = subprocess.run(
             [sys.executable, "-W", "ignore", HERE / "start.py", report, str(budget), script]
             + [str(argument) for argument in arguments],

@@ -14,6 +14,7 @@
 // CUDA_EMULATOR_DEVICES   how many devices (1)
 // CUDA_EMULATOR_MEMORY    bytes of memory that they share (1 GiB)
 // CUDA_EMULATOR_CHUNK     bytes of the smallest piece that can be mapped (2 MiB, as on devices)
+// CUDA_EMULATOR_PEERS     1: devices can access each other's memory, and do nothing else with it (0)
 // CUDA_EMULATOR_HOLD      1: queued work stays unfinished until somebody waits for it (0)
 
 #include <cuda.h>
@@ -43,6 +44,8 @@ void fake_cuda_launch(uint64_t stream, unsigned long long address, uint64_t size
 void fake_cuda_read(uint64_t stream, unsigned long long address, uint64_t size);
 void fake_cuda_capture(uint64_t stream, int on);
 int fake_cuda_device_of(unsigned long long address);
+int fake_cuda_is_shown(unsigned long long address, uint64_t size, int device);
+void fake_cuda_note_hidden(int device);
 uint64_t fake_cuda_physical_bytes();
 const char* fake_cuda_violation(uint64_t index);
 // Of runtime_common.cpp.
@@ -90,11 +93,13 @@ struct State {
     fake_cuda_set_devices(devices);
     fake_cuda_set_memory(number("CUDA_EMULATOR_MEMORY", uint64_t{1} << 30));
     fake_cuda_set_granularity(number("CUDA_EMULATOR_CHUNK", 2 << 20));
+    peers = number("CUDA_EMULATOR_PEERS", 0) != 0;
     fake_cuda_hold(number("CUDA_EMULATOR_HOLD", 0) != 0 ? 2 : 0);
   }
 
   std::mutex mutex;
   int devices;
+  bool peers;
   CUcontext context = nullptr;
   std::map<cudaStream_t, std::unique_ptr<Stream>> streams;
   std::map<cudaStream_t, std::shared_ptr<Capture>> captures;
@@ -203,9 +208,31 @@ bool on_device(const void* address) {
   return fake_cuda_device_of(reinterpret_cast<unsigned long long>(address)) >= 0;
 }
 
-void use(cudaStream_t stream, const void* address, size_t size, bool writes) {
+// Memory of cudaMalloc is everybody's: PyTorch has its devices enabled for each other.
+bool is_hidden(int device, const void* address, size_t size) {
+  if (!state().peers) return false;
+  const auto begin = reinterpret_cast<unsigned long long>(address);
+  std::lock_guard<std::mutex> lock(state().mutex);
+  const auto next = state().allocations.upper_bound(const_cast<void*>(address));
+  if (next != state().allocations.begin()) {
+    const auto& [base, of] = *std::prev(next);
+    if (static_cast<const char*>(address) < static_cast<char*>(base) + of.mapped_bytes)
+      return false;
+  }
+  return fake_cuda_is_shown(begin, size, device) == 0;
+}
+
+int device_of(cudaStream_t stream) {
+  std::lock_guard<std::mutex> lock(state().mutex);
+  const auto found = state().streams.find(stream);
+  return found == state().streams.end() ? current_device : found->second->device;
+}
+
+void use(cudaStream_t stream, const void* address, size_t size, bool writes, bool by_peer = false) {
   if (size == 0 || !on_device(address)) return;
   const auto begin = reinterpret_cast<unsigned long long>(address);
+  if (!by_peer && is_hidden(device_of(stream), address, size))
+    fake_cuda_note_hidden(device_of(stream));
   (writes ? fake_cuda_launch : fake_cuda_read)(number(stream), begin, size);
 }
 
@@ -220,10 +247,11 @@ cudaError_t queue(cudaStream_t stream, std::function<void(cudaStream_t)> work) {
   return cudaSuccess;
 }
 
-cudaError_t copy(void* to, const void* from, size_t size, cudaStream_t stream) {
+cudaError_t copy(void* to, const void* from, size_t size, cudaStream_t stream,
+                 bool by_peer = false) {
   return queue(stream, [=](cudaStream_t at) {
-    use(at, from, size, false);
-    use(at, to, size, true);
+    use(at, from, size, false, by_peer);
+    use(at, to, size, true, by_peer);
     memmove(to, from, size);
   });
 }
@@ -305,12 +333,12 @@ EXPORT cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, 
   }
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaDeviceCanAccessPeer(int* can, int, int) {
-  *can = 0;
+EXPORT cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int other) {
+  *can = state().peers && device != other;
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
-  return result(cudaErrorNotSupported);
+  return state().peers ? cudaSuccess : result(cudaErrorNotSupported);
 }
 EXPORT cudaError_t cudaDeviceSynchronize() {
   COUNT();
@@ -435,7 +463,7 @@ EXPORT cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcp
 EXPORT cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size,
                                        cudaStream_t stream) {
   COUNT();
-  return copy(to, from, size, stream);
+  return copy(to, from, size, stream, true);
 }
 EXPORT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                                      size_t width, size_t height, cudaMemcpyKind,

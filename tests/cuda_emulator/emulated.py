@@ -62,6 +62,7 @@ def environment(
     devices: int = 1,
     chunk: int = 64 << 10,
     memory: int = 1 << 30,
+    peers: bool = False,
 ) -> dict[str, str]:
     """The variables of a process over the libraries, whose modules are in `paths`. Queued work
     stays unfinished until somebody waits for it."""
@@ -77,6 +78,7 @@ def environment(
         "CUDA_EMULATOR_DEVICES": str(devices),
         "CUDA_EMULATOR_CHUNK": str(chunk),
         "CUDA_EMULATOR_MEMORY": str(memory),
+        "CUDA_EMULATOR_PEERS": str(int(peers)),
         "CUDA_EMULATOR_HOLD": "1",
         "OMP_NUM_THREADS": "1",
     }

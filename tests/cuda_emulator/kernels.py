@@ -182,7 +182,11 @@ class Kernel:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         named = dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
-        device = _device_of(named)
+        return self.on(_device_of(named), *args, **kwargs)
+
+    def on(self, device: int, *args: Any, **kwargs: Any) -> Any:
+        """Runs it as work of a device."""
+        named = dict(zip((a.name for a in self.arguments), args, strict=False)) | kwargs
         before = torch.cuda._exchange_device(device)
         try:
             return self._on(device, named, len(args))
@@ -356,11 +360,24 @@ def _copy_(self: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         return torch.ops.aten.copy_.default._op_dk(
             torch._C.DispatchKey.CompositeExplicitAutograd, self, source, non_blocking
         )
+    if self.is_cuda and source.is_cuda and self.device != source.device:
+        return _copy_to_peer(self, source, non_blocking)
     result = _general_copy(self, source, non_blocking)
     for tensor in (self, source):
         if tensor.is_cpu and not (non_blocking and tensor.is_pinned()):
             other = source if tensor is self else self
             _waiting.cudaStreamSynchronize(_stream(other.device.index))
+    return result
+
+
+def _copy_to_peer(self: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
+    """By a kernel of the source's device, which uses memory of both."""
+    # PyTorch's own copy asks for access.
+    torch.empty(1, device=self.device).copy_(torch.empty(1, device=source.device))
+    ours, theirs = (torch.cuda.current_stream(of.device) for of in (source, self))
+    ours.wait_stream(theirs)
+    result = _general_copy.on(source.device.index, self, source, non_blocking)
+    theirs.wait_stream(ours)
     return result
 
 

@@ -109,6 +109,34 @@ def test_the_same_bits_under_every_budget(machine, name):
         assert run.stats["rematerializations"] > 0
 
 
+PEERS = (
+    LAYERS
+    + """
+first, second = layers(6, "cuda:0"), layers(6, "cuda:1")
+parameters = [*first.parameters(), *second.parameters()]
+optimizer = torch.optim.SGD(parameters, lr=0.05)
+x = torch.randn(512, 128).to("cuda:0")
+for step in range(3):
+    optimizer.zero_grad()
+    middle = first(x)
+    turned = middle.t().to("cuda:1").t() + middle.double().to("cuda:1", torch.float32)
+    loss = second(turned).square().mean()
+    loss.backward()
+    optimizer.step()
+digest(loss, *parameters)
+"""
+)
+
+
+def test_devices_that_are_connected_copy_by_kernels_that_use_each_others_memory(machine):
+    expected = machine.run(PEERS, devices=2, peers=True)
+    for budget in ("unlimited", "4MiB", "3MiB"):
+        run = machine.run(PEERS, devices=2, peers=True, budget=budget)
+        assert run.output == expected.output
+    assert run.stats["evictions"] > 0
+    assert run.stats["rematerializations"] > 0
+
+
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_a_random_job_over_four_streams_computes_the_same_bits_in_half_its_memory(machine, seed):
     fuzz = Path(__file__).parent / "fuzz.py"

@@ -93,6 +93,7 @@ struct Mapping {
   Address handle;
   bool access;
   int device;
+  std::set<int> peers;
 };
 
 struct State {
@@ -449,13 +450,19 @@ EXPORT int cuMemMap(Address address, size_t size, size_t offset, Address handle,
     --next;
     if (next->first + next->second.size > address) return violation("cuMemMap over a mapping");
   }
-  state->mappings[address] = {size, handle, false, state->handle_devices[handle]};
+  state->mappings[address] = {size, handle, false, state->handle_devices[handle], {}};
   return 0;
 }
 
 EXPORT int cuMemSetAccess(Address address, size_t size, const AccessDesc* access, size_t count) {
   CALL_WITH_CONTEXT("cuMemSetAccess");
-  if (count != 1 || access->flags != 3) return violation("cuMemSetAccess with wrong rights");
+  std::set<int> peers;
+  for (size_t i = 0; i < count; ++i) {
+    if (access[i].flags != 3 || access[i].location.type != 1)
+      return violation("cuMemSetAccess with wrong rights");
+    if (access[i].location.id >= state->devices) return kInvalidDevice;
+    peers.insert(access[i].location.id);
+  }
   Address at = address;
   while (at < address + size) {
     auto found = state->mappings.find(at);
@@ -463,7 +470,8 @@ EXPORT int cuMemSetAccess(Address address, size_t size, const AccessDesc* access
     at += found->second.size;
   }
   for (at = address; at < address + size; at += state->mappings[at].size) {
-    state->mappings[at].access = true;
+    state->mappings[at].access = peers.count(state->mappings[at].device) != 0;
+    state->mappings[at].peers.insert(peers.begin(), peers.end());
   }
   mprotect(reinterpret_cast<void*>(address), size, PROT_READ | PROT_WRITE);
   return 0;
@@ -500,7 +508,7 @@ EXPORT int cuMemAllocAsync(Address* address, size_t size, void* stream) {
   if (base == MAP_FAILED) return kOutOfMemory;
   *address = reinterpret_cast<Address>(base);
   state->physical += whole;
-  state->mappings[*address] = {whole, 0, true, 0};
+  state->mappings[*address] = {whole, 0, true, 0, {0}};
   return 0;
 }
 
@@ -749,6 +757,24 @@ EXPORT int fake_cuda_device_of(Address address) {
   if (next == state->mappings.begin()) return -1;
   --next;
   return address < next->first + next->second.size ? next->second.device : -1;
+}
+// Whether all memory of a range may be used by work of a device.
+EXPORT int fake_cuda_is_shown(Address address, uint64_t size, int device) {
+  std::lock_guard<std::mutex> lock(mutex);
+  for (Address at = address; at < address + size;) {
+    auto next = state->mappings.upper_bound(at);
+    if (next == state->mappings.begin()) return 0;
+    const auto& [begin, mapping] = *--next;
+    if (at >= begin + mapping.size || mapping.peers.count(device) == 0) return 0;
+    at = begin + mapping.size;
+  }
+  return 1;
+}
+// Work of a device uses a range that it may not use.
+EXPORT void fake_cuda_note_hidden(int device) {
+  std::lock_guard<std::mutex> lock(mutex);
+  violation("work of device " + std::to_string(device) +
+            " uses memory of another device, which is not shown to it");
 }
 EXPORT void fake_cuda_set_work_ns(uint64_t ns) { state->work_ns = ns; }
 // Finishes the next operation of a stream; 0 if there is none or it waits for another stream.

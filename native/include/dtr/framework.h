@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 13
+#define DTR_BRIDGE_ABI_VERSION 14
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -141,6 +141,7 @@ typedef struct dtr_core {
   void (*pool_reset_peak)(dtr_pool* pool);
   int32_t (*pool_set_budget)(dtr_pool* pool, uint64_t budget_bytes);
   int32_t (*pool_free_beyond)(dtr_pool* pool, void* address);
+  int32_t (*pool_add_peer)(dtr_pool* pool, int32_t device);
   int32_t (*pool_trim)(dtr_pool* pool, uint64_t* returned_bytes);
   int32_t (*pool_snapshot)(dtr_pool* pool, dtr_block* blocks, uint64_t capacity, uint64_t* count);
   int32_t (*pool_contains)(const dtr_pool* pool, const void* address);

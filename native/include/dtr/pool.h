@@ -219,6 +219,12 @@ int32_t dtr_pool_allocate_beyond(dtr_pool* pool, uint64_t size_bytes, uint64_t s
  * DTR_DRIVER if the driver fails. */
 int32_t dtr_pool_free_beyond(dtr_pool* pool, void* address);
 
+/* Lets work of another device of this process use the pool's memory: what is mapped now, and what will
+ * be. For good; a device that may already is no change. Mapping takes longer for each such device.
+ * Fails iff: DTR_INVALID if device is negative; DTR_STATE if the pool is not of driver "cuda"; DTR_DRIVER
+ * if there is no such device, or the driver refuses, as where the devices are not connected. */
+int32_t dtr_pool_add_peer(dtr_pool* pool, int32_t device);
+
 /* Gives every free chunk back to the driver. *returned_bytes (may be NULL) is how much that was.
  * Fails iff: DTR_DRIVER if the driver fails. */
 int32_t dtr_pool_trim(dtr_pool* pool, uint64_t* returned_bytes);
