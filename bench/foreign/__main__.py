@@ -1,7 +1,7 @@
 """Jobs of public packages and repositories under budgets, beside the published heuristics.
 
     python -m bench.foreign [--checkout NAME=PATH]... [--job NAME]... [--share X]...
-        [--method NAME]... [--json PATH] [--list] [--smoke]
+        [--method NAME]... [--spinning N] [--json PATH] [--list] [--smoke]
 
 The packages are those of requirements.txt beside this file; `--list` names them, and the
 repositories of which a checkout is needed. A job whose package or checkout is missing is a row with
@@ -11,17 +11,20 @@ the reason.
   step adds to that. With checkpointing, the default trains in its memory, too.
 - The ways to train a job in a budget and plain PyTorch take turns, a step each, in processes of
   their own on one thread, with a malloc that keeps its memory.
-- Ratios are of the time of the processor to plain PyTorch's: of the first FIRST steps together, of
-  these in the thread that trains, and the median of the last LAST.
+- Ratios are of the time of the processor to plain PyTorch's: of the first FIRST steps together, and
+  the median of the last LAST, both of the process and of the thread that trains.
 - Losses, parameters, gradients, states of optimizers and generators are compared bit by bit at the
   end.
+- `--spinning` keeps processors busy with so many other processes meanwhile.
 - A way is ended if a step takes more than PATIENCE times as long as a plain one.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -103,7 +106,8 @@ def measure(
                     row["first_thread"] = _sum(times, 2) / _sum(plain, 2)
                 if len(times) == steps:
                     pairs = list(zip(times, plain, strict=True))[FIRST:][-LAST:]
-                    row["late"] = median(way[0] / plain[0] for way, plain in pairs)
+                    for part, clock in (("late", 0), ("late_thread", 2)):
+                        row[part] = median(way[clock] / plain[clock] for way, plain in pairs)
             yield {"planned_since": None, "planned_steps": 0} | row
 
 
@@ -119,6 +123,19 @@ def _told(counters: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _sum(times: list[tuple[float, ...]], clock: int) -> float:
     return sum(step[clock] for step in times[:FIRST])
+
+
+@contextmanager
+def spinning(processes: int) -> Iterator[None]:
+    """So many processes run meanwhile that do nothing else."""
+    spin = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(spin) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
 
 
 def parse_checkouts(_: Any, __: Any, values: tuple[str, ...]) -> dict[str, Path]:
@@ -166,6 +183,14 @@ def listing() -> Table:
     "--method", "methods", multiple=True, type=click.Choice(list(WAYS)), help="Default: all."
 )
 @click.option("--steps", default=STEPS, show_default=True, type=click.IntRange(FIRST + 1))
+@click.option(
+    "--spinning",
+    "spinners",
+    default=0,
+    type=click.IntRange(0),
+    metavar="N",
+    help="Beside so many busy processes.",
+)
 @click.option("--json", "path", metavar="PATH", help="Write results there, - for stdout.")
 @click.option("--list", "only_list", is_flag=True, help="Say all jobs, and end.")
 @click.option("--smoke", is_flag=True, help="A job of PyTorch alone, one budget, few steps.")
@@ -175,6 +200,7 @@ def main(
     shares: tuple[float, ...],
     methods: tuple[str, ...],
     steps: int,
+    spinners: int,
     path: str | None,
     only_list: bool,
     smoke: bool,
@@ -189,9 +215,9 @@ def main(
         jobs, shares, steps = ("attending_gru",), (0.5,), FIRST + 1
     document = results.environment("cpu", 0) | {"bench": "foreign"}
     document |= {"steps": steps, "first": FIRST, "last": LAST, "patience": PATIENCE}
-    document |= {"jobs": [], "cells": []}
+    document |= {"spinning": spinners, "jobs": [], "cells": []}
     for name in jobs:
-        with console.status(name):
+        with console.status(name), spinning(spinners):
             for row in measure(name, checkouts, shares, methods, steps):
                 document["cells" if "method" in row else "jobs"].append(row)
                 if path and path != "-":

@@ -13,6 +13,7 @@ PARTS = {
     "first": "in the first five steps",
     "first_thread": "in the thread that trains in these",
     "late": "in the last ten",
+    "late_thread": "in the thread that trains in these",
 }
 
 Row = dict[str, dict[str, Any]]
