@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from dtr_alloc import compiler, costs, torch_versions
+from dtr_alloc import compiler, torch_versions
 from dtr_alloc.torch.bridge_cache import Cache, candidates
 from dtr_alloc.torch_versions import BridgeError
 
@@ -390,6 +390,8 @@ class Bridge:
 
     def running_elsewhere(self) -> list[str]:
         """The operators that run on other threads, by name; "" where that is not known."""
+        from dtr_alloc import costs  # needs the core, without which this module can be imported
+
         keys = (ctypes.c_uint64 * _MOST_RUNNING)()
         count = self._library.dtr_bridge_running(keys, _MOST_RUNNING)
         return [costs.operator_name(key) for key in keys[:count]]

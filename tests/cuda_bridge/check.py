@@ -164,8 +164,8 @@ def run(core_path: str, fake_cuda: str, source: str) -> str:
     core, engine = core_table(core_path, fake_cuda)
     table = connected.connect(core.dtr_engine_core(engine))
     assert core.dtr_engine_connect(engine, ctypes.c_void_p(table)) == 0
-    connected.install_cuda()
-    connected.install_cuda()  # the second time nothing is left to do
+    connected.install_cuda(True)
+    connected.install_cuda(True)  # the second time nothing is left to do
     wrong = selftest(source).selftest()
     assert wrong is None, wrong.decode()
     ask_by_python()

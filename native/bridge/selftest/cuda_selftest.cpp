@@ -90,7 +90,7 @@ void run() {
         if (device == 0 && wanted == 512 * kMiB && total > free) ++told;
       });
   EXPECT(throws<c10::OutOfMemoryError>([&] { own->malloc(512 * kMiB, 0, nullptr); },
-                                       "requested 536870912 bytes"));
+                                       "(536870912 bytes)"));
   EXPECT(told == 1);
   EXPECT(throws<c10::Error>([&] { own->malloc(1, 7, nullptr); }, "cuda:7 has no memory pool"));
 
@@ -124,7 +124,8 @@ void run() {
   allocator->releasePool(0, id);
   EXPECT(throws<c10::Error>([&] { allocator->releasePool(0, id); }, "no private memory pool"));
   EXPECT(throws<c10::Error>([&] { allocator->setUseOnOOM(0, id, true); }, "use_on_oom"));
-  EXPECT(throws<c10::Error>([&] { allocator->enablePeerAccess(0, 1); }, "cannot access"));
+  EXPECT(throws<c10::Error>([&] { allocator->enablePeerAccess(0, 1); }, "no memory pool"));
+  EXPECT(throws<c10::Error>([&] { allocator->enablePeerAccess(1, 0); }, "cuDeviceGet failed"));
   allocator->emptyCache({0, 0});
   EXPECT(stats().reserved_bytes[0].current == 0);
   allocator->init(1);
