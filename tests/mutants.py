@@ -4,15 +4,14 @@
     python tests/mutants.py package OUT.json --contexts DATA [--before OLD.json]
 
 Of the conditions of the core, or of the package, one in so many is turned: `<` becomes `<=`, `==`
-becomes `!=`, `&&` becomes `||`, a condition is negated, a counter stays. The core is built once, in
-a copy of the tree, with all of its mutants, of which DTR_MUTANT chooses one; a module of Python is
-rewritten for each. Tests run until the first one fails: for the core all that are given, for the
-package those that ran the line, by the data of coverage.py with branch = True and dynamic_context =
-test_function. With --before it is an error if a mutant lives that was killed then.
+becomes `!=`, `and` becomes `or`, a condition is negated, a counter stays. A copy of the tree has
+all mutants, of which DTR_MUTANT chooses one. Tests run until the first one fails: all that are
+given, or those that ran the line, by the data of coverage.py with branch = True and
+dynamic_context = test_function. With --before it is an error if one lives that was killed then.
 """
 
 import argparse
-import ast
+import itertools
 import json
 import os
 import re
@@ -21,7 +20,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -36,7 +34,7 @@ PACKAGE = [
         *("costs.py", "heuristics.py", "output_file.py", "pools.py", "records.py", "report.py"),
     )
 ]
-SWITCH = """#pragma once
+HEADER = """#pragma once
 #include <cstdlib>
 inline bool mutant(int number) {
   static const int on = std::getenv("DTR_MUTANT") ? std::atoi(std::getenv("DTR_MUTANT")) : -1;
@@ -44,120 +42,65 @@ inline bool mutant(int number) {
 }
 """
 TURNED = {
-    " < ": " <= ", " <= ": " < ", " > ": " >= ", " >= ": " > ", " == ": " != ", " != ": " == ",
-    " && ": " || ", " || ": " && ",
-}  # fmt: skip
-DECISION = re.compile(r"\s*(?:\} else )?(?:if|while) \(")
-RETURNED = re.compile(
-    r"(?P<before>\s*return )(?P<condition>.+ (?:[<>]=?|[!=]=|&&|\|\|) .+)(?P<after>;)$"
-)
-COUNTED = re.compile(r"(?P<before>\s*(?:\w.*\) )?)(?P<counter>(?:\+\+|--)[\w.>-]+);$")
+    *((" < ", " <= "), (" <= ", " < "), (" > ", " >= "), (" >= ", " > "), (" == ", " != ")),
+    *((" != ", " == "), (" && ", " || "), (" || ", " && "), (" and ", " or "), (" or ", " and ")),
+    *((" is not ", " is "), (" is ", " is not "), (" not in ", " in "), (" in ", " not in ")),
+}
+OPERATOR = "|".join(re.escape(old) for old, _ in sorted(TURNED, key=lambda of: -len(of[0])))
+DECIDES = {
+    ".cpp": r"\s*(?:\} else )?(?:if|while) \((.+)|\s*return (.+);",
+    ".py": r"\s*(?:el)?if (.+):|\s*while (.+):|\s*return (.+)",
+}
+OTHERWISE = r" = |[?;]| for | else |lambda|:=|^\W*$"
+"""In what is no plain condition."""
+CHOOSES = {
+    ".cpp": "mutant({}) ? bool({}) : bool({})",
+    ".py": '({1}) if __import__("os").environ.get("DTR_MUTANT") == "{0}" else ({2})',
+}
 
 
-def turned(condition: str, at: int) -> str:
-    """The condition with one of its operators turned, or else negated."""
-    operators = list(re.finditer(r" (?:[<>]=?|[!=]=|&&|\|\|) ", condition))
-    if not operators:
-        return f"!({condition})"
-    chosen = operators[at % len(operators)]
-    return condition[: chosen.start()] + TURNED[chosen.group()] + condition[chosen.end() :]
-
-
-def closed(line: str, begin: int) -> int:
-    """Where the parenthesis ends that opens before `begin`; -1 on another line."""
-    depth = 1
-    for at in range(begin, len(line)):
-        depth += {"(": 1, ")": -1}.get(line[at], 0)
-        if not depth:
-            return at
-    return -1
-
-
-def mutated(line: str, number: int) -> str | None:
-    """The line of C++ with a mutant that DTR_MUTANT chooses; None where there is none to make."""
-    if found := COUNTED.fullmatch(line):
-        return f"{found['before']}if (!mutant({number})) {found['counter']};"
-    if found := DECISION.match(line):
-        begin, end = found.end(), closed(line, found.end())
-    elif found := RETURNED.fullmatch(line):
-        begin, end = found.span("condition")
-    else:
+def mutated(line: str, suffix: str, number: int) -> str | None:
+    """The line with a mutant that DTR_MUTANT chooses; None where there is none to make."""
+    if suffix == ".cpp" and (counts := re.fullmatch(r"(\s*)(\+\+|--)([\w.>-]+);", line)):
+        return f"{counts[1]}if (!mutant({number})) {counts[2]}{counts[3]};"
+    if (found := re.fullmatch(DECIDES[suffix], line)) is None:
+        return None
+    begin, end = found.span(found.lastindex or 0)
+    depths = list(itertools.accumulate("(".count(c) - ")".count(c) for c in line[begin:end]))
+    if -1 in depths:  # where the condition's own parenthesis ends
+        end = begin + depths.index(-1)
+    elif suffix == ".cpp" and (found[1] or '"' in line):  # it goes on, or is no condition
         return None
     condition = line[begin:end]
-    if (
-        end < 0
-        or re.search(r" = |\?|; ", condition)
-        or condition.count("(") != condition.count(")")
-    ):
+    if condition.count("(") != condition.count(")") or re.search(OTHERWISE, condition):
         return None
-    chosen = f"mutant({number}) ? bool({turned(condition, number)}) : bool({condition})"
-    return line[:begin] + chosen + line[end:]
+    operators = list(re.finditer(OPERATOR, condition))
+    if operators:
+        at = operators[number % len(operators)]
+        turned = condition[: at.start()] + dict(TURNED)[at.group()] + condition[at.end() :]
+    elif line.lstrip().startswith("return"):
+        return None
+    else:
+        turned = f"!({condition})" if suffix == ".cpp" else f"not ({condition})"
+    return line[:begin] + CHOOSES[suffix].format(number, turned, condition) + line[end:]
 
 
-def core(tree: Path, every: int) -> list[str]:
-    """Rewrites one in so many decisions of the core in this tree and builds it; the mutants."""
-    names: list[str] = []
+def mutate(tree: Path, parts: list[str], suffix: str, every: int) -> list[tuple[str, str, int]]:
+    """Rewrites one in so many decisions in this tree: of each mutant what, where, and the line."""
+    mutants = []
     seen = 0
-    for path in sorted(path for part in CORE for path in (tree / part).rglob("*.cpp")):
+    files = {path for part in parts for path in (tree / part, *(tree / part).rglob("*"))}
+    for path in sorted(path for path in files if path.suffix == suffix):
         lines = path.read_text().splitlines()
         for at, line in enumerate(lines):
-            if (made := mutated(line, len(names))) is not None:
+            if (made := mutated(line, suffix, len(mutants))) is not None:
                 seen += 1
                 if seen % every == 0:
                     lines[at] = made
-                    names.append(f"{path.relative_to(tree)}: {line.strip()}")
-        path.write_text("\n".join(['#include "mutants.h"', *lines, ""]))
-    (tree / "allocator/mutants.h").write_text(SWITCH)
-    environ = {**os.environ, "DTR_ALLOC_BUILD": "debug"}
-    build = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
-    subprocess.run(build, cwd=tree, env=environ, check=True)
-    return names
-
-
-SWAPPED = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
-
-
-class Turn(ast.NodeTransformer):
-    """Turns the decision of this number, and counts them all."""
-
-    def __init__(self, number: int):
-        self.number, self.seen, self.text, self.line = number, -1, "", 0
-
-    def is_next(self, node: ast.expr) -> bool:
-        self.seen += 1
-        if self.seen == self.number:
-            self.text, self.line = ast.unparse(node), node.lineno
-        return self.seen == self.number
-
-    def visit_Compare(self, node: ast.Compare) -> ast.expr:
-        if self.is_next(node):
-            node.ops[-1] = SWAPPED[type(node.ops[-1])]()
-        return self.generic_visit(node)  # type: ignore[return-value]
-
-    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
-        if self.is_next(node):
-            node.op = ast.And() if isinstance(node.op, ast.Or) else ast.Or()
-        return self.generic_visit(node)  # type: ignore[return-value]
-
-
-def package(tree: Path, every: int) -> Iterator[tuple[str, str, int]]:
-    """Rewrites one decision of a module in this tree at a time: its name, module and line."""
-    parts = [tree / part for part in PACKAGE]
-    files = {path for part in parts for path in (part, *part.rglob("*.py")) if path.is_file()}
-    for path in sorted(files):
-        source = path.read_text()
-        for number in range(every - 1, sys.maxsize, every):
-            turn = Turn(number)
-            made = ast.unparse(turn.visit(ast.parse(source)))
-            if turn.seen < number:
-                break
-            path.write_text(made)
-            module = str(path.relative_to(tree))
-            yield f"{module}: {turn.text}", module, turn.line
-        path.write_text(source)
+                    where = str(path.relative_to(tree))
+                    mutants.append((f"{where}: {line.strip()}", where, at + 1))
+        path.write_text("\n".join(['#include "mutants.h"'] * (suffix == ".cpp") + [*lines, ""]))
+    return mutants
 
 
 def tests_of(contexts: Path, module: str, line: int) -> list[str]:
@@ -170,8 +113,7 @@ def tests_of(contexts: Path, module: str, line: int) -> list[str]:
     with sqlite3.connect(contexts) as found:
         names = [name for (name,) in found.execute(query, (f"%/{module}", line))]
     nodes = []
-    for name in names:
-        file, *rest = name[name.index("test_") :].split(".")
+    for file, *rest in (name[name.index("test_") :].split(".") for name in names):
         paths = (ROOT / "tests").rglob(f"{file}.py")
         nodes += ["::".join([str(path.relative_to(ROOT)), *rest]) for path in paths]
     return sorted(nodes)
@@ -180,7 +122,6 @@ def tests_of(contexts: Path, module: str, line: int) -> list[str]:
 def killer(tree: Path, tests: list[str], number: int, seconds: float) -> str:
     """The first test that fails; "" where the mutant lives."""
     environ = {**os.environ, "PYTHONPATH": str(tree), "DTR_MUTANT": str(number)}
-    environ["PYTHONDONTWRITEBYTECODE"] = "1"
     options = ["-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=no", "-W", "ignore"]
     try:
         done = subprocess.run(
@@ -204,23 +145,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=300, help="for the tests of one mutant")
     given = parser.parse_args()
     found: dict[str, str] = {}
-
-    def note(name: str, by: str) -> None:
-        found[name] = by
-        print(f"{by or 'LIVES':60} {name}", flush=True)
-        given.out.write_text(json.dumps(found, indent=1) + "\n")
-
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder, "tree")
         shutil.copytree(ROOT, tree, ignore=shutil.ignore_patterns(".git", "build", ".venv", "out"))
         if given.what == "core":
-            for number, name in enumerate(core(tree, given.every)):
-                tests = given.tests[:: -1 if name.startswith("native") else 1]  # its own first
-                note(name, killer(tree, tests, number, given.seconds))
+            (tree / "allocator/mutants.h").write_text(HEADER)
+            mutants = mutate(tree, list(CORE), ".cpp", given.every)
+            command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+            environ = {**os.environ, "DTR_ALLOC_BUILD": "debug"}
+            subprocess.run(command, cwd=tree, env=environ, check=True)
         else:
-            for name, module, line in package(tree, given.every):
-                tests = tests_of(given.contexts, module, line)
-                note(name, killer(tree, tests, -1, given.seconds) if tests else "")
+            mutants = mutate(tree, PACKAGE, ".py", given.every)
+        for number, (name, where, line) in enumerate(mutants):
+            tests = given.tests or tests_of(given.contexts, where, line)
+            found[name] = killer(tree, tests, number, given.seconds) if tests else ""
+            print(f"{found[name] or 'LIVES':60} {name}", flush=True)
+            given.out.write_text(json.dumps(found, indent=1) + "\n")
     before = json.loads(given.before.read_text()) if given.before else {}
     saved = [name for name, by in found.items() if not by and before.get(name)]
     print(f"{sum(map(bool, found.values()))} of {len(found)} mutants are killed")
