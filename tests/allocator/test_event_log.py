@@ -224,14 +224,10 @@ def test_a_move_that_the_first_kept_event_ends_is_before_it(record, monkeypatch,
     name = kept.name("f")
     rows = [
         (Kind.SEGMENT_ALLOCATE, 0, 4096, 8192, 0, 0, 0),
-        (Kind.ALLOCATE, 1, 4096, 64, 0, 0, name),
-        (Kind.ALLOCATE, 2, 8192, 64, 0, 0, 0),
-        (Kind.MOVE_FROM, 3, 4096, 64, 0, 0, 0),
-        (Kind.MOVE_TO, 3, 8192, 64, 0, 0, 0),
-        (Kind.FREE, 4, 4096, 64, 0, 0, 0),
-        (Kind.BUDGET, 5, 0, 9000, 0, 0, 0),
-        (Kind.BUDGET, 6, 0, 9000, 0, 0, 0),
-        (Kind.OUT_OF_MEMORY, 7, 0, 64, 0, 0, 0),
+        *((Kind.ALLOCATE, 1, 4096, 64, 0, 0, name), (Kind.ALLOCATE, 2, 8192, 64, 0, 0, 0)),
+        *((Kind.MOVE_FROM, 3, 4096, 64, 0, 0, 0), (Kind.MOVE_TO, 3, 8192, 64, 0, 0, 0)),
+        *((Kind.FREE, 4, 4096, 64, 0, 0, 0), (Kind.BUDGET, 5, 0, 9000, 0, 0, 0)),
+        *((Kind.BUDGET, 6, 0, 9000, 0, 0, 0), (Kind.OUT_OF_MEMORY, 7, 0, 64, 0, 0, 0)),
     ]
     for part in (rows[:4], rows[4:]):
         columns = zip(COLUMNS, zip(*part, strict=True), strict=True)

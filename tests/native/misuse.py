@@ -90,14 +90,8 @@ ADDRESSES = {
 # A storage of the framework's, which the engine looks up and nobody looks at: one that it has
 # never seen counts as a resident constant.
 LOOKED_UP = {
-    *(
-        "dtr_evict",
-        "dtr_is_resident",
-        "dtr_why_kept",
-        "dtr_unpin",
-        "dtr_remat_want",
-        "dtr_engine_relocate",
-    ),
+    *("dtr_evict", "dtr_is_resident", "dtr_why_kept", "dtr_unpin", "dtr_remat_want"),
+    "dtr_engine_relocate",
 }
 # 0, x = f(); 1, y = g(x); x and y are released.
 PROGRAM = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 1, 0, 1, 1, 4096, -1, 5, 0, 5, 1]

@@ -114,9 +114,7 @@ def test_a_share_of_an_unknown_device_is_an_error():
 @pytest.mark.parametrize(
     "environ",
     [
-        {},
-        {"DTR_ALLOC_SWAP": "Last-resort"},
-        {"DTR_ALLOC_BUDGET": "", "DTR_ALLOC_CONFIG": ""},
+        *({}, {"DTR_ALLOC_SWAP": "Last-resort"}, {"DTR_ALLOC_BUDGET": "", "DTR_ALLOC_CONFIG": ""}),
         {"DTR_BUDGET": "x", "PATH": "/"},
         {"DTR_ALLOC_BUILD": "debug", "CXX": "c++", "DTR_ALLOC_CACHE": "x"},
     ],
@@ -158,29 +156,15 @@ def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
         *[
             ("DTR_ALLOC_POOL", wrong, "chunk:SIZE (2MiB; or auto), keep:SIZE")
             for wrong in (
-                "chunk:0",
-                "keep:-1",
-                "chunk",
-                "fixed:1",
-                "strict:1",
-                "chunk:1,chunk:2",
-                "big",
+                *("chunk:0", "keep:-1", "chunk", "fixed:1", "strict:1", "chunk:1,chunk:2", "big"),
                 ",",
             )
         ],
         *[
             ("DTR_ALLOC_DEBUG", wrong, "off, or parts with commas between them: poison, verify:N")
             for wrong in (
-                "poison:1",
-                "verify",
-                "verify:-1",
-                "verify:ten",
-                "no_moves",
-                "guard:1",
-                "tiny",
-                "tiny:-1",
-                "on",
-                "off,poison",
+                *("poison:1", "verify", "verify:-1", "verify:ten", "no_moves", "guard:1", "tiny"),
+                *("tiny:-1", "on", "off,poison"),
             )
         ],
     ],

@@ -15,10 +15,7 @@ import dtr_alloc
 from dtr_alloc.costs import CostFile, CostFileError
 
 DECISIONS = (
-    "evictions",
-    "evicted_bytes",
-    "rematerializations",
-    "clock_seconds",
+    *("evictions", "evicted_bytes", "rematerializations", "clock_seconds"),
     "recompute_cost_seconds",
 )
 
