@@ -80,7 +80,6 @@ class NativePool:
         out = ffi.new("dtr_pool **")
         check(lib.dtr_pool_create(options, out))
         self.handle = out[0]
-        self._out = ffi.new("void **")
         self._room = ffi.NULL
 
     def __enter__(self):
@@ -98,41 +97,49 @@ class NativePool:
         check(lib.dtr_pool_destroy(self.handle))
         self.handle = None
 
-    def allocate(self, size: int, stream: int = 0) -> int:
-        check(lib.dtr_pool_allocate(self.handle, size, stream, self._out))
-        return int(ffi.cast("uintptr_t", self._out[0]))
+    def __getattr__(self, name: str):
+        """A function of the pool. What is not given is 0, or is where it writes what it gives."""
+        function = getattr(lib, f"dtr_pool_{name}")
+        kinds = ffi.typeof(function).args[1:]
+
+        def call(*given):
+            arguments = [
+                *map(ffi.cast, kinds, given),
+                *(ffi.new(kind) if kind.kind == "pointer" else 0 for kind in kinds[len(given) :]),
+            ]
+            check(function(self.handle, *arguments))
+            if len(given) == len(kinds) or kinds[-1].kind != "pointer":
+                return None
+            found = arguments[-1][0]
+            return found if isinstance(found, int) else int(ffi.cast("uintptr_t", found))
+
+        self.__dict__[name] = call
+        return call
 
     def try_outside(
         self, size: int, begin: int = 0, end: int = 0, stream: int = 0, packed: bool = False
     ) -> int:
         bounds = [ffi.cast("void *", address) for address in (begin, end)]
-        check(lib.dtr_pool_try_outside(self.handle, size, stream, *bounds, packed, self._out))
-        return int(ffi.cast("uintptr_t", self._out[0]))
+        out = ffi.new("void **")
+        check(lib.dtr_pool_try_outside(self.handle, size, stream, *bounds, packed, out))
+        return int(ffi.cast("uintptr_t", out[0]))
 
     def try_at(
         self, size: int, address: int, stream: int = 0, capacity: int = 16
     ) -> tuple[int, list[int], int]:
         """Returns the block, or 0; those in the way, up to capacity; and how many there are."""
         in_the_way, count = ffi.new("void *[]", capacity), ffi.new("uint64_t *")
+        out = ffi.new("void **")
         at = ffi.cast("void *", address)
-        arguments = size, stream, at, in_the_way, capacity, count, self._out
+        arguments = size, stream, at, in_the_way, capacity, count, out
         check(lib.dtr_pool_try_at(self.handle, *arguments))
         named = [int(ffi.cast("uintptr_t", in_the_way[i])) for i in range(min(count[0], capacity))]
-        return int(ffi.cast("uintptr_t", self._out[0])), named, count[0]
-
-    def copy(self, to: int, source: int, size: int, stream: int = 0) -> int:
-        """Returns the copy's timer."""
-        timer = ffi.new("uint64_t *")
-        ends = ffi.cast("void *", to), ffi.cast("void *", source)
-        check(lib.dtr_pool_copy(self.handle, *ends, size, stream, timer))
-        return timer[0]
+        return int(ffi.cast("uintptr_t", out[0])), named, count[0]
 
     def allocate_hinted(self, size: int, hint: int, stream: int = 0) -> int:
-        check(lib.dtr_pool_allocate_hinted(self.handle, size, stream, hint, self._out))
-        return int(ffi.cast("uintptr_t", self._out[0]))
-
-    def free(self, address: int) -> None:
-        check(lib.dtr_pool_free(self.handle, ffi.cast("void *", address)))
+        out = ffi.new("void **")
+        check(lib.dtr_pool_allocate_hinted(self.handle, size, stream, hint, out))
+        return int(ffi.cast("uintptr_t", out[0]))
 
     def allocate_beyond(self, size: int, stream: int = 0) -> int:
         check(lib.dtr_pool_allocate_beyond(self.handle, size, stream, self._out))
@@ -140,15 +147,6 @@ class NativePool:
 
     def free_beyond(self, address: int) -> None:
         check(lib.dtr_pool_free_beyond(self.handle, ffi.cast("void *", address)))
-
-    def add_peer(self, device: int) -> None:
-        check(lib.dtr_pool_add_peer(self.handle, device))
-
-    def record_stream(self, address: int, stream: int) -> None:
-        check(lib.dtr_pool_record_stream(self.handle, ffi.cast("void *", address), stream))
-
-    def set_budget(self, budget: int) -> None:
-        check(lib.dtr_pool_set_budget(self.handle, budget))
 
     def set_room(self, room) -> None:
         """room(size, stream) -> bool, or None."""
@@ -161,11 +159,6 @@ class NativePool:
             )
         lib.dtr_pool_set_room(self.handle, self._room, ffi.NULL)
 
-    def trim(self) -> int:
-        returned = ffi.new("uint64_t *")
-        check(lib.dtr_pool_trim(self.handle, returned))
-        return returned[0]
-
     def block_bytes(self, address: int) -> int:
         return lib.dtr_pool_block_bytes(self.handle, ffi.cast("void *", address))
 
@@ -176,29 +169,6 @@ class NativePool:
     def contains(self, address: int) -> bool:
         return lib.dtr_pool_contains(self.handle, ffi.cast("void *", address)) == 1
 
-    def arena_open(self) -> int:
-        arena = ffi.new("uint64_t *")
-        check(lib.dtr_pool_arena_open(self.handle, arena))
-        return arena[0]
-
-    def arena_allocate(self, arena: int, size: int, stream: int = 0) -> int:
-        check(lib.dtr_pool_arena_allocate(self.handle, arena, size, stream, self._out))
-        return int(ffi.cast("uintptr_t", self._out[0]))
-
-    def arena_close(self, arena: int) -> None:
-        check(lib.dtr_pool_arena_close(self.handle, arena))
-
-    def order(self, stream: int, after: int) -> None:
-        check(lib.dtr_pool_order(self.handle, stream, after))
-
-    def time_begin(self, stream: int) -> int:
-        timer = ffi.new("uint64_t *")
-        check(lib.dtr_pool_time_begin(self.handle, stream, timer))
-        return timer[0]
-
-    def time_end(self, timer: int) -> None:
-        check(lib.dtr_pool_time_end(self.handle, timer))
-
     def time_drop(self, timer: int) -> None:
         lib.dtr_pool_time_drop(self.handle, timer)
 
@@ -206,29 +176,6 @@ class NativePool:
         timers, ns = ffi.new("uint64_t[]", capacity), ffi.new("int64_t[]", capacity)
         count = lib.dtr_pool_times(self.handle, timers, ns, capacity)
         return {timers[i]: ns[i] for i in range(count)}
-
-    def host_allocate(self, size: int) -> int:
-        check(lib.dtr_pool_host_allocate(self.handle, size, self._out))
-        return int(ffi.cast("uintptr_t", self._out[0]))
-
-    def host_free(self, host: int) -> None:
-        check(lib.dtr_pool_host_free(self.handle, ffi.cast("void *", host)))
-
-    def copy_out(self, host: int, address: int, size: int, stream: int = 0) -> None:
-        to, source = ffi.cast("void *", host), ffi.cast("void *", address)
-        check(lib.dtr_pool_copy_out(self.handle, to, source, size, stream))
-
-    def copy_in(self, address: int, host: int, size: int, stream: int = 0) -> None:
-        to, source = ffi.cast("void *", address), ffi.cast("void *", host)
-        check(lib.dtr_pool_copy_in(self.handle, to, source, size, stream))
-
-    def synchronize(self, stream: int) -> None:
-        check(lib.dtr_pool_synchronize(self.handle, stream))
-
-    def side_stream(self) -> int:
-        stream = ffi.new("uint64_t *")
-        check(lib.dtr_pool_side_stream(self.handle, stream))
-        return stream[0]
 
     def stats(self):
         stats = ffi.new("dtr_pool_stats *")
