@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 from click import Command
@@ -33,3 +35,10 @@ def python(
     options = {"capture_output": True, "text": True} | options
     given = list(map(str, arguments))
     return subprocess.run([sys.executable, *given], env=clean | (environ or {}), **options)
+
+
+def python_with_pools(script: str) -> subprocess.CompletedProcess[str]:
+    """Runs a script that may import native_pool."""
+    here = Path(__file__).parent
+    paths = {"PYTHONPATH": f"{here.parents[1]}:{here}"}
+    return python("-X", "faulthandler", "-c", textwrap.dedent(script), environ=paths)

@@ -1,6 +1,6 @@
 """A pool for tests: the C functions with exceptions, and every block's content checked."""
 
-from typing import NamedTuple
+from collections import namedtuple
 
 from dtr_alloc import _core
 
@@ -21,23 +21,9 @@ class PoolError(Exception):
         self.code = code
 
 
-class OutOfMemory(PoolError):
-    pass
-
-
-class Invalid(PoolError):
-    pass
-
-
-class DriverFailed(PoolError):
-    pass
-
-
-class WrongState(PoolError):
-    pass
-
-
-ERRORS = {1: OutOfMemory, 2: Invalid, 3: DriverFailed, 4: WrongState}
+NAMES = ("OutOfMemory", "Invalid", "DriverFailed", "WrongState")
+ERRORS = {code: type(name, (PoolError,), {}) for code, name in enumerate(NAMES, 1)}
+OutOfMemory, Invalid, DriverFailed, WrongState = ERRORS.values()
 
 
 def check(code: int) -> None:
@@ -45,38 +31,23 @@ def check(code: int) -> None:
         raise ERRORS[code](code, ffi.string(lib.dtr_last_error()).decode())
 
 
-class Block(NamedTuple):
-    """A dtr_block."""
-
-    address: int
-    size_bytes: int
-    requested_bytes: int
-    stream: int
-    state: int
-    is_small: int
+Block = namedtuple("Block", "address size_bytes requested_bytes stream state is_small")
+"""A dtr_block."""
 
 
 class NativePool:
     """A dtr_pool; use it in a with statement, which checks it and gives it back."""
 
-    def __init__(
-        self,
-        driver="host",
-        budget=NO_LIMIT,
-        reserve=0,
-        chunk=0,
-        small=0,
-        device=0,
-        keep=0,
-        poison=0,
-        fixed=0,
-        placement=0,
-    ):
+    def __init__(self, driver="host", budget=NO_LIMIT, **options):
+        """Options are fields of dtr_pool_options, without `_bytes`."""
         if driver.endswith("-fixed"):
-            driver, fixed = driver.removesuffix("-fixed"), 1
+            driver, options = driver.removesuffix("-fixed"), {"fixed": 1, **options}
         name = ffi.new("char[]", driver.encode())
-        fields = [name, device, budget, reserve, chunk, small, keep, poison, fixed, placement]
-        options = ffi.new("dtr_pool_options *", fields)
+        known = {
+            field.removesuffix("_bytes"): field for field in dir(ffi.new("dtr_pool_options *"))
+        }
+        given = {known[option]: value for option, value in {"budget": budget, **options}.items()}
+        options = ffi.new("dtr_pool_options *", {"driver": name, **given})
         out = ffi.new("dtr_pool **")
         check(lib.dtr_pool_create(options, out))
         self.handle = out[0]

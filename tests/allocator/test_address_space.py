@@ -2,10 +2,10 @@
 
 import os
 import subprocess
-import sys
 import textwrap
 
 import pytest
+from commands import python_with_pools
 from control_groups import control_group
 from native_fixtures import ROOT, compile_cpp
 from native_pool import KIB, MIB, NativePool, fill
@@ -29,12 +29,7 @@ before = mapped_bytes()
 def run_limited(script: str) -> None:
     if os.environ.get("DTR_ALLOC_BUILD") == "sanitize":
         pytest.skip("sanitizers need terabytes of addresses")
-    done = subprocess.run(
-        [sys.executable, "-c", BEGIN + textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/allocator'}"},
-    )
+    done = python_with_pools(BEGIN + textwrap.dedent(script))
     assert done.returncode == 0, done.stderr
 
 

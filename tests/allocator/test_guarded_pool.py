@@ -1,12 +1,9 @@
 """Memory that nobody can touch once it is freed. Needs the native build."""
 
 import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
-from native_fixtures import ROOT
+from commands import python_with_pools
 from native_pool import DriverFailed, Invalid, NativePool, OutOfMemory, fill, read
 
 PAGE = os.sysconf("SC_PAGESIZE")
@@ -14,15 +11,6 @@ GIB = 2**30
 without_sanitizer = pytest.mark.skipif(
     os.environ.get("DTR_ALLOC_BUILD") == "sanitize", reason="a sanitizer handles SIGSEGV itself"
 )
-
-
-def run(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/allocator'}"},
-    )
 
 
 def test_blocks_share_no_page_and_keep_their_contents():
@@ -83,7 +71,7 @@ def test_no_addresses_are_left():
 @without_sanitizer
 @pytest.mark.parametrize("access", ["read(block, 8)", "fill(block, 8, 1)"])
 def test_who_uses_freed_memory_ends_with_a_line_that_says_so(access: str):
-    done = run(f"""
+    done = python_with_pools(f"""
         from native_pool import *
         pool = NativePool("guarded")
         block = pool.allocate(100)
@@ -101,7 +89,7 @@ def test_who_uses_freed_memory_ends_with_a_line_that_says_so(access: str):
 
 @without_sanitizer
 def test_other_faults_are_not_called_ours():
-    done = run("""
+    done = python_with_pools("""
         from native_pool import *
         with NativePool("guarded") as pool:
             pool.free(pool.allocate(100))

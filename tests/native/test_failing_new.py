@@ -6,22 +6,17 @@ In a process of its own, in which the core uses an operator new that fails (coun
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 
-HERE = Path(__file__).parent
 
-
-def run_jobs(counted_new, job, step, least_bytes):
-    command = [sys.executable, HERE / "failing_new.py", counted_new, job, str(step)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    out = subprocess.run(
-        [*command, str(least_bytes)], env=environment, capture_output=True, text=True, check=True
-    )
-    return json.loads(out.stdout)
+def run_jobs(*arguments):
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = python(Path(__file__).with_name("failing_new.py"), *arguments, environ=paths, check=True)
+    return json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("step", [100, pytest.param(3, marks=pytest.mark.long)])

@@ -13,10 +13,10 @@ line is the call at which the process died. The same under sanitizers:
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 from native_pool import Invalid, NativePool, WrongState, check, ffi, lib
 from toy import RECOMPUTABLE, Toy, engine_options, line
 
@@ -27,16 +27,11 @@ HANG = 900  # seconds: nobody waits that long for a call that returns
 def run(tmp_path, *arguments):
     """Runs misuse.py; what it printed. Fails with the last call if it died."""
     log = tmp_path / "calls"
-    command = [sys.executable, "-X", "faulthandler", ROOT / "tests/native/misuse.py", log]
+    script = ROOT / "tests/native/misuse.py"
     paths = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    options = {"environ": {"PYTHONPATH": paths}, "timeout": HANG}
     try:
-        done = subprocess.run(
-            [*map(str, command), *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": paths},
-            capture_output=True,
-            text=True,
-            timeout=HANG,
-        )
+        done = python("-X", "faulthandler", script, log, *arguments, **options)
         why = f"exit status {done.returncode}\n{done.stderr[-3000:]}"
     except subprocess.TimeoutExpired:
         why = f"a call has not returned for {HANG} s"

@@ -4,15 +4,12 @@ In a process of its own, in which the core uses an operator new that counts (cou
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 from native_fixtures import ROOT
 
-HERE = Path(__file__).parent
 AUTO, SINGLE, WINDOW = range(3)
 FEW = 4  # Deferred keeps so many blocks without allocating
 
@@ -22,10 +19,10 @@ FEW = 4  # Deferred keeps so many blocks without allocating
     "heuristic", [pytest.param("lru", marks=pytest.mark.long), "dtr-eqclass", "marginal"]
 )
 def test_a_search_allocates_nothing(counted_new, heuristic, room):
-    command = [sys.executable, HERE / "count_allocations.py", counted_new, heuristic, str(room)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    out = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    seen = json.loads(out.stdout)
+    script = Path(__file__).with_name("count_allocations.py")
+    paths = {"PYTHONPATH": str(ROOT)}
+    done = python(script, counted_new, heuristic, room, environ=paths, check=True)
+    seen = json.loads(done.stdout)
     (unsearched,) = {news for searches, _, _, news in seen if not searches}
     assert unsearched > 0  # the tensor itself
     searched = [entry for entry in seen if entry[0]]

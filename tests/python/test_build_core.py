@@ -1,11 +1,9 @@
 """How the core is compiled (native/build_core.py)."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import python
 
 pytest.importorskip("cffi", reason="cffi is not installed here")
 
@@ -15,15 +13,7 @@ PRINT = "from native import build_core; print(*build_core.compile_args(), *build
 
 def flags(compiler: Path) -> tuple[list[str], str]:
     """Of the compiler and the linker, and what was said on standard error."""
-    environ = {name: os.environ[name] for name in os.environ if name != "DTR_ALLOC_BUILD"}
-    done = subprocess.run(
-        [sys.executable, "-c", PRINT],
-        env=environ | {"CXX": str(compiler)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = python("-c", PRINT, environ={"CXX": str(compiler)}, cwd=ROOT, check=True)
     return done.stdout.split(), done.stderr
 
 

@@ -3,14 +3,12 @@
 import json
 import lzma
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="the core is not built here", exc_type=ImportError)
 
-from click.testing import CliRunner
-from commands import python
+from commands import invoke, python
 
 from dtr_alloc.cli import commands
 from dtr_alloc.oplog import Alias, Call, Constant, Memory, Release, Writer
@@ -25,18 +23,11 @@ def command(*arguments, cwd=None):
     return python("-m", "dtr_alloc.cli", "simulate", *arguments, cwd=cwd)
 
 
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
 def simulate(*arguments):
     """In this process, which is faster."""
-    result = CliRunner().invoke(commands, ["simulate", *map(str, arguments), "--jobs", "1"])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return Done(result.exit_code, result.stdout, result.stderr)
+    done = invoke(commands, "simulate", *arguments, "--jobs", "1")
+    done.returncode = done.exit_code
+    return done
 
 
 def rows(text):

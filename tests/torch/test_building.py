@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
+from harness import command
 
 from dtr_alloc.torch import bridge
 from dtr_alloc.torch.bridge_cache import BridgeError, Cache
@@ -22,12 +23,7 @@ OTHER_USER = 54321
 
 
 def build(cache: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "dtr_alloc.cli", "build", *arguments],
-        env={**os.environ, "DTR_ALLOC_CACHE": str(cache), **environ},
-        capture_output=True,
-        text=True,
-    )
+    return command("build", *arguments, status=None, cache=str(cache), **environ)
 
 
 def visible(folder: Path) -> list[str]:

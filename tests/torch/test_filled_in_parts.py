@@ -96,19 +96,10 @@ def rrelu() -> Tensor:
     return F.rrelu(source(256), training=True)
 
 
+NAMED = (rows, columns, ranges, every_second, results, flat, a_written_part_is_read)
 FILLED = {
-    "rows": rows,
-    "columns": columns,
-    "ranges": ranges,
-    "every_second": every_second,
-    "results": results,
-    "flat": flat,
-    "a_written_part_is_read": a_written_part_is_read,
-    "a_written_part_is_changed": a_written_part_is_changed,
-    "circular_1": circular(1),
-    "circular_2": circular(2),
-    "circular_3": circular(3),
-    "rrelu": rrelu,
+    **{fill.__name__: fill for fill in (*NAMED, a_written_part_is_changed, rrelu)},
+    **{f"circular_{dimensions}": circular(dimensions) for dimensions in (1, 2, 3)},
 }
 
 
@@ -178,12 +169,7 @@ def copies_what_was_not_written(buffer: Tensor) -> None:
     buffer[4:].fill_(1)
 
 
-KEPT = [
-    leaves_a_gap,
-    reads_before,
-    changes_before,
-    copies_what_was_not_written,
-]
+KEPT = [leaves_a_gap, reads_before, changes_before, copies_what_was_not_written]
 
 
 @pytest.mark.parametrize("fill", KEPT)
