@@ -112,13 +112,6 @@ class NativePool:
         check(lib.dtr_pool_allocate_hinted(self.handle, size, stream, hint, out))
         return int(ffi.cast("uintptr_t", out[0]))
 
-    def allocate_beyond(self, size: int, stream: int = 0) -> int:
-        check(lib.dtr_pool_allocate_beyond(self.handle, size, stream, self._out))
-        return int(ffi.cast("uintptr_t", self._out[0]))
-
-    def free_beyond(self, address: int) -> None:
-        check(lib.dtr_pool_free_beyond(self.handle, ffi.cast("void *", address)))
-
     def set_room(self, room) -> None:
         """room(size, stream) -> bool, or None."""
         if room is None:
