@@ -71,8 +71,8 @@ def test_a_class_above_the_budget_does_not_refuse_what_fits():
 def test_what_is_no_policy_or_hint_is_refused():
     with pytest.raises(Invalid, match="placement is 4; allowed: 0"):
         NativePool("simulated", placement=4)
-    with NativePool("simulated") as pool, pytest.raises(Invalid, match="hint is 3; allowed: 0"):
-        pool.allocate_hinted(1, 3)
+    with NativePool("simulated") as pool, pytest.raises(Invalid, match="hint is 4; allowed: 0"):
+        pool.allocate_hinted(1, 4)
 
 
 # ---- The checker itself: a rule that is broken by hand is named. Needs g++ ----
