@@ -128,6 +128,8 @@ void check(const char* field, int32_t value, int32_t last) {
   require_between(field, value, 0, last);
 }
 
+constexpr int64_t kMostReplayNs = int64_t{1} << 40;
+
 void check(const dtr_engine_options& options) {
   const dtr_heuristic& heuristic = options.heuristic;
   constexpr double kMost = std::numeric_limits<double>::max();
@@ -142,6 +144,7 @@ void check(const dtr_engine_options& options) {
   check("moving", options.moving, 1);
   rate("move_bytes_per_s", options.move_bytes_per_s);
   check("learn", options.learn, DTR_LEARN_AT_ONCE);
+  require_between("replay_ns", options.replay_ns, 0, kMostReplayNs);
   if (options.thrash != 0)
     dtr::require_number("thrash", options.thrash, 1, kMost, "0, or more than 1, finite");
   if (heuristic.select == DTR_SELECT_CALLBACK && !options.score)

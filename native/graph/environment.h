@@ -30,7 +30,8 @@ struct Environment {
   void* engine = nullptr;  // only to tell the framework
   Observers observers;
   std::vector<Pool> pools;
-  int64_t clock_ns = 1;  // see engine.h
+  int64_t replay_ns = 0;  // of the pools' devices (RoomPrice)
+  int64_t clock_ns = 1;   // see engine.h
   dtr_engine_stats stats{};
 };
 

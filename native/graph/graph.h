@@ -107,14 +107,9 @@ class Graph {
   uint64_t walk_ = 0;
 };
 
-// What a score adds for an operator of a device that runs again: the host's time, which holds back a
-// step of many small operators. A replay of GPT-2 medium takes it 50 to 100 us (bench.null_cuda).
-constexpr int64_t kReplayHostNs = 100'000;
-
 // Nanoseconds of the storage's own op, as scores count them.
 inline int64_t cost_of(const Storage* storage) {
-  if (!storage->parent) return 0;
-  return storage->parent->cost_ns + (storage->device_type == kCpu ? 0 : kReplayHostNs);
+  return storage->parent ? storage->parent->cost_ns + storage->parent->replay_ns : 0;
 }
 
 // Made from nothing (random data, a range). A source is a component of its own:

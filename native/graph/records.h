@@ -210,6 +210,7 @@ struct Op {
   // As of its recording: components are sums of costs, and a cost that has moved on
   // would take out another number than went in.
   int64_t cost_ns = 0;
+  int64_t replay_ns = 0;   // RoomPrice, when it was recorded
   int64_t log_index = -1;  // of its line among the operators of the op log
   uint32_t chain = 0;      // Storage::chain of its outputs
   Op* older = nullptr;     // ops in order of execution

@@ -87,6 +87,8 @@ StepTuner::Mark StepTuner::now_with_room() const {
   const RoomPrice price = RoomPrice::of(of.device_type, stats.chunk_bytes);
   const bool is_measured = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
   mark.room_ns = static_cast<int64_t>((is_measured ? static_cast<double>(engine.move_ns) : 0) +
+                                      static_cast<double>(price.replay_ns) *
+                                          static_cast<double>(engine.rematerializations) +
                                       price.search_ns * static_cast<double>(engine.searches) +
                                       price.remap_ns * static_cast<double>(stats.remaps) +
                                       price.map_ns * static_cast<double>(stats.mapped_chunks));

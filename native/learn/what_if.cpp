@@ -125,6 +125,7 @@ dtr_runtime_options WhatIf::options_of(const EvictionPolicy& policy, uint64_t bu
   const auto own_ns = static_cast<double>(std::max<int64_t>(program_.cost_ns, 1));
   options.common.max_recompute = static_cast<int64_t>(std::min(most_ns, kHopeless * own_ns));
   options.room = policy.room;
+  options.replay_ns = memory_.room_price.replay_ns;
   return options;
 }
 
@@ -144,7 +145,8 @@ double WhatIf::cost_ns(const Simulation& run) const {
           ? 0
           : run.result.peak_bytes / std::max<uint64_t>(memory_.options.chunk_bytes, 1);
   const uint64_t maps = run.result.mapped_chunks;
-  return static_cast<double>(run.result.remat_cost + run.result.swap_cost + run.result.move_cost) +
+  return static_cast<double>(run.result.remat_cost + run.replay_cost + run.result.swap_cost +
+                             run.result.move_cost) +
          memory_.room_price.map_ns * static_cast<double>(maps > filled ? maps - filled : 0) +
          memory_.room_price.remap_ns * static_cast<double>(run.result.remaps);
 }
@@ -217,7 +219,7 @@ std::optional<double> WhatIf::play_bytes(const Schedule& schedule, double most_n
   run.trace = trace;
   simulate(options, most_work, run);
   if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
-  return static_cast<double>(run.result.remat_cost);
+  return static_cast<double>(run.result.remat_cost + run.replay_cost);
 }
 
 // A plan of a schedule that was played, or of one like it for which there are addresses.

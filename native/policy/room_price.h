@@ -1,5 +1,5 @@
 // room_price.h: what it takes to make room, beside the compute that is repeated: prices, so that two
-// runs decide alike.
+// runs decide alike. A job's engine and what-if plays of its steps have them from here.
 #pragma once
 
 #include <cstdint>
@@ -9,9 +9,10 @@
 namespace dtr {
 
 struct RoomPrice {
-  double map_ns = 0;     // for each chunk that is mapped, the kernel or the driver
-  double remap_ns = 0;   // and each time that chunks are taken from elsewhere
-  double search_ns = 0;  // the choice of what to evict; a plan has none
+  double map_ns = 0;      // for each chunk that is mapped, the kernel or the driver
+  double remap_ns = 0;    // and each time that chunks are taken from elsewhere
+  double search_ns = 0;   // the choice of what to evict; a plan has none
+  int64_t replay_ns = 0;  // the host, for each op that runs again; scores add it to the op's cost
 
   static RoomPrice of(uint8_t device_type, uint64_t chunk_bytes) {
     // Mapping a page of the host takes 1.4 to 2.4 us of its kernel's time
@@ -24,10 +25,14 @@ struct RoomPrice {
     constexpr double kRemapNs = 50e3;
     // Searches of jobs of bench.models took 4 to 15 us each, at 0.5 to 0.2 of their activation memory.
     constexpr double kSearchNs = 5000;
+    // The host holds back a device's step of many small ops. A replay of GPT-2 medium takes it 50 to
+    // 100 us (bench.null_cuda).
+    constexpr int64_t kReplayNs = 100'000;
     // A simulated pool is the host's, whatever the log comes from. Its chunks tell.
     constexpr uint64_t kMostPage = 1 << 16;
     const bool is_page = device_type == kCpu && chunk_bytes <= kMostPage;
-    return {is_page ? kMapPageNs : kMapChunkNs, kRemapNs, kSearchNs};
+    return {is_page ? kMapPageNs : kMapChunkNs, kRemapNs, kSearchNs,
+            device_type == kCpu ? 0 : kReplayNs};
   }
 };
 

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/handles.h"
 #include "base/scoped_timer.h"
+#include "policy/room_price.h"
 
 namespace dtr {
 
@@ -187,6 +188,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
                      std::to_string(device_index) + " has a pool already");
   use(pool, true);
   environment_.pools.push_back({device_type, device_index, pool});
+  environment_.replay_ns = RoomPrice::of(device_type, 0).replay_ns;
   Device& device = devices_.add(device_type, device_index, pool);
   device.candidates.set_slabs_begin(reinterpret_cast<uint64_t>(dtr_pool_slabs_begin(pool)));
   swap_space_.add_device(device);

@@ -415,6 +415,7 @@ Op* OpRecorder::build_op(Frame& frame, int64_t cost_ns) {
   Op* op = parts_.graph.new_op();
   op->op_key = frame.op_key;
   op->cost_ns = cost_ns;
+  op->replay_ns = parts_.environment.replay_ns + parts_.environment.options.replay_ns;
   op->geometry.swap(frame.geometry);  // which the inputs' descriptions still point into
   const auto is_input = [](const Input& input) { return input.storage && reads(input.use); };
   // A storage's first edge marks it: its number is what the mark is above `before`.

@@ -82,6 +82,7 @@ struct SimulationSetup {
       settings.swap_in_bytes_per_s = options.swap_in_bytes_per_s;
       settings.dealloc = kDeallocNames[options.common.dealloc];
       settings.tiny_bytes = DTR_TINY_BYTES;
+      settings.replay_ns = options.replay_ns;
       raise(dtr_engine_create(&settings, &engine));
       // Its tensors are ours alone.
       sim = make_handle<dtr_sim>(std::make_unique<SimulatedFramework>(engine, false));
@@ -427,13 +428,14 @@ class RuntimeSimulation final : private Observer {
     release_all(rebuilt_);
 
     out_.result.remat_cost += of.cost;
+    out_.replay_cost += options_.replay_ns;
     ++out_.result.remat_ops;
     out_.result.collateral += revived - 1;
     check_work();
     int64_t most = options_.common.max_recompute;
     if (most < 0) return;
     if (!is_counting_) most = std::max(most, kMostTimes * out_.result.model_cost);
-    if (out_.result.remat_cost > most) throw Thrash{};
+    if (out_.result.remat_cost + out_.replay_cost > most) throw Thrash{};
   }
 
   // The step's argument tensors, from its description (dtr_remat_next in dtr/ops.h).
@@ -567,7 +569,7 @@ class RuntimeSimulation final : private Observer {
   // What has happened so far does not count.
   void begin_counting() {
     is_counting_ = true;
-    out_.result.remat_cost = 0;
+    out_.result.remat_cost = out_.replay_cost = 0;
     engine_.get_stats(&engine_before_);
     dtr_pool_get_stats(setup_.pool, &pool_before_);
   }
@@ -610,7 +612,7 @@ class RuntimeSimulation final : private Observer {
     result.swap_cost = static_cast<int64_t>(engine.swap_ns);
     const int64_t most = options_.common.max_recompute;
     if (result.status == DTR_SIMULATION_OK && most >= 0 &&
-        result.remat_cost + result.move_cost + result.swap_cost > most)
+        result.remat_cost + out_.replay_cost + result.move_cost + result.swap_cost > most)
       result.status = DTR_SIMULATION_THRASH;
     result.searches = engine.searches;
     result.window_evictions = engine.window_evictions;

@@ -25,6 +25,8 @@ struct Simulation {
   // What happens before this operator is no part of what is counted as computed again, moved or
   // mapped: it fills memory, and is what the engine has seen of the job.
   uint64_t counted_from = 0;
+  // dtr_runtime_options.replay_ns for each operator that ran again and counts.
+  int64_t replay_cost = 0;
   // By operator: what the engine is told that it costs, in terms of its cost. Empty: 1.
   std::vector<double> weights;
   // A plan to follow from one operator of the program on, given what is in memory there.

@@ -89,6 +89,7 @@ class EngineOptions(ctypes.Structure):
         ("tiny_bytes", ctypes.c_uint64),
         ("settles_to_host", ctypes.c_int32),
         ("rest_after_ops", ctypes.c_uint64),
+        ("replay_ns", ctypes.c_int64),
     ]
 
 

@@ -38,6 +38,7 @@ class TestArguments:
             ("room", 3, "room is 3; allowed: 0 to 2"),
             ("moving", 2, "moving is 2"),
             ("move_bytes_per_s", -1.0, "move_bytes_per_s is -1"),
+            ("replay_ns", -1, "replay_ns is -1; allowed: 0 to 1099511627776"),
         ],
     )
     def test_an_option_that_is_not_allowed_is_named(self, toy, field, value, message):

@@ -5,6 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stream_toy import LARGE
+from toy import WORDS
 
 from bench.studies.log import Log
 from dtr_alloc import oplog
@@ -113,6 +115,45 @@ def test_local_search_finds_a_plan_that_costs_less_than_any_policy(steps):
     assert found.is_planned
     assert found.learned_cost < first.learned_cost
     assert found.learned_cost < min(run.remat_cost / run.model_cost for run in runs)
+
+
+SCORE = "c=local,m=size,s=0,room=single"
+PRICES = {"small": 10_000, "large": 200_000}
+"""Of two contents, one four times as large: by cost and size the small one goes, unless the host's
+time for a replay is added to both costs."""
+
+
+@pytest.mark.parametrize(("device", "goes"), [("cpu", "small"), ("cuda", "large")])
+def test_a_play_of_a_devices_step_chooses_and_reports_by_the_hosts_price_of_a_replay(device, goes):
+    log, page = Log(), 4096
+    log.constant("x", page)
+    for _ in range(STEPS):
+        log.call("x", {"small": 4 * page}, time=PRICES["small"])
+        log.call("x", {"large": 16 * page}, time=PRICES["large"])
+        log.call("x", {"pressing": 4 * page}, time=1000)
+        log.release("pressing")
+        log.call("small large", {"y": page}, time=1000)
+        for name in ("small", "large", "y"):
+            log.release(name)
+    found = simulate.play_step(log.program, 24 * page, SCORE, learn=False, maps_on=device)
+    own = sum(PRICES.values()) + 2000
+    assert found.step_cost == own
+    assert found.usual_repeated == pytest.approx(PRICES[goes] / own)
+    host = 100_000 if device == "cuda" else 0
+    assert found.usual_cost == pytest.approx((PRICES[goes] + host) / own)
+
+
+@pytest.mark.parametrize(("device", "goes"), [("cpu", "small"), ("cuda", "large")])
+def test_the_engine_of_a_device_chooses_what_a_play_does(device, goes, make_toy, make_stream_toy):
+    price = lambda operator: PRICES.get(operator.name, 1000)  # noqa: E731
+    if device == "cpu":
+        unit, toy = WORDS, make_toy(pages=24, heuristic=SCORE, price=price)
+    else:
+        unit, toy = LARGE // 4, make_stream_toy(chunks=7, heuristic=SCORE, price=price)
+    x = toy.unseen(unit)
+    made = {name: toy.one(name, x, words=n * unit) for name, n in (("small", 4), ("large", 16))}
+    toy.one("pressing", x, words=4 * unit)
+    assert [name for name, tensor in made.items() if tensor.evicted] == [goes]
 
 
 def recurrent(cells, steps=STEPS):

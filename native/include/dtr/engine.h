@@ -145,6 +145,9 @@ typedef struct dtr_engine_options {
   /* The recorder rests (graph/rest.h) after twice so many operators in a row that show that nothing
    * has to be evicted; 0: never. */
   uint64_t rest_after_ops;
+  /* What scores add to the cost of an op, for what the host takes to run it again, beside what they add
+   * for the device of a pool (policy/room_price.h). */
+  int64_t replay_ns;
 } dtr_engine_options;
 
 typedef struct dtr_engine_stats {

@@ -116,6 +116,7 @@ typedef struct dtr_runtime_options {
   double swap_out_bytes_per_s; /* in the program's time as nanoseconds; 1 and more if anything is
                                   swapped */
   double swap_in_bytes_per_s;
+  int64_t replay_ns; /* as in dtr_engine_options; it counts for max_recompute, too */
 } dtr_runtime_options;
 
 /* Runs a program on the engine that trains, with costs and sizes of the program and no contents
@@ -138,8 +139,9 @@ typedef struct dtr_what_if_options {
   dtr_runtime_options runtime; /* the budget, and what the job begins with. Of a heap or a fixed
                                   pool; max_recompute, outputs, measure, score and placement do not
                                   count */
-  int32_t maps_on;             /* on which device memory is mapped, by c10::DeviceType (0: the CPU,
-                                  1: CUDA), for what that takes; -1: nothing */
+  int32_t maps_on;             /* on which device memory is mapped and operators run again, by
+                                  c10::DeviceType (0: the CPU, 1: CUDA), for what that takes the host;
+                                  -1: nothing */
   int32_t learn;               /* 0: only what the job begins with is played, which takes a step or
                                   four; 1: and what it learns, which takes seconds; 2: and a better
                                   plan than its first */
