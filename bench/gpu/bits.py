@@ -87,7 +87,7 @@ class Bits:
                 dtr_alloc.check_invariants()
                 after = dtr_alloc.stats()
                 answer["peak_bytes"] = after["peak_allocated_bytes"]
-                for key in ("evictions", "rematerializations"):
+                for key in ("evictions", "rematerializations", "beyond_requests"):
                     answer[key] = after[key] - before[key]
                 self._refused[name] += (
                     after["out_of_memory_errors"] - before["out_of_memory_errors"]

@@ -146,3 +146,32 @@ def test_a_channels_last_network_under_a_budget_keeps_layout_and_bits():
     dtr_alloc.set_budget(shape.budget(0.7))
     got, _ = gradients()
     assert got == expected
+
+
+@own_process()
+def test_a_convolution_gives_the_same_bits_down_to_where_its_tensors_do_not_fit():
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+
+    def gradients():
+        torch.manual_seed(4)
+        model = nn.Conv2d(SIDE // 8, SIDE // 8, 3, padding=1).to(DEVICE)
+        x = torch.randn(8, SIDE // 8, 64, 64).to(DEVICE).requires_grad_()
+        idle = dtr_alloc.stats()["allocated_bytes"]
+        dtr_alloc.reset_peak_stats()
+        model(x).square().sum().backward()
+        shape = Profile(idle, dtr_alloc.stats()["peak_allocated_bytes"])
+        state = [x.grad, *(p.grad for p in model.parameters())]
+        return hashes({str(index): tensor for index, tensor in enumerate(state)}), shape
+
+    expected, shape = gradients()
+    fitted = 0
+    for percent in range(150, 0, -10):
+        try:
+            dtr_alloc.set_budget(shape.budget(percent / 100))
+            got, _ = gradients()
+        except torch.OutOfMemoryError:
+            break
+        assert got == expected, f"{percent} %"
+        fitted += 1
+    assert fitted > 0
