@@ -46,6 +46,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -157,16 +158,16 @@ class Requesters {
     return 1;
   }
 
-  // at::native::resize_bytes_cuda, and what AOTInductor's code calls.
+  // at::native::resize_bytes_cuda, and what AOTInductor's code calls. A look at the symbols of the
+  // library takes some 100 us, and it has few callers.
   static bool serves_tensors(const void* caller) {
-    static thread_local const void* last = nullptr;
-    static thread_local bool answer = false;
-    if (caller == last) return answer;
+    thread_local std::unordered_map<const void*, bool> known;
+    const auto [at, is_new] = known.emplace(caller, false);
+    if (!is_new) return at->second;
     Dl_info info{};
     const bool is_named = dladdr(caller, &info) != 0 && info.dli_sname != nullptr;
     const std::string_view name = is_named ? info.dli_sname : "";
-    last = caller;
-    return answer = name.find("resize_bytes_cuda") != name.npos || name.find("aoti_torch") == 0;
+    return at->second = name.find("resize_bytes_cuda") != name.npos || name.find("aoti_torch") == 0;
   }
 
   uintptr_t begin_ = 0, end_ = 0;  // of libtorch_cuda.so
