@@ -103,7 +103,7 @@ class Trainer:
         if before:
             names = [
                 *("evictions", "rematerializations", "recompute_seconds", "search_seconds"),
-                *("recorded_ops", "mapped_chunks", "remaps", "planned"),
+                *("recorded_ops", "unrecorded_ops", "mapped_chunks", "remaps", "planned"),
             ]
             answer |= {
                 "idle_bytes": idle,
