@@ -87,59 +87,22 @@ def weight() -> nn.Parameter:
     return nn.Parameter(square())
 
 
-def add() -> Call:
-    x, y = square(), square()
-    return lambda: x + y
+def line() -> nn.Parameter:
+    return nn.Parameter(torch.ones(SIDE))
 
 
-def relu() -> Call:
-    x = square()
-    return lambda: torch.relu(x)
+def on(operator: Callable[..., Any], *inputs: Callable[[], Tensor]) -> Callable[[], Call]:
+    """Makes the inputs, and what calls the operator on them."""
+
+    def make() -> Call:
+        made = [make_input() for make_input in inputs]
+        return lambda: operator(*made)
+
+    return make
 
 
-def mul_scalar() -> Call:
-    x = square()
-    return lambda: x * 0.5
-
-
-def addmm() -> Call:
-    bias, x, w = nn.Parameter(torch.zeros(SIDE)), square(), weight()
-    return lambda: torch.addmm(bias, x, w)
-
-
-def cat() -> Call:
-    x, y = square(), square()
-    return lambda: torch.cat([x, y])
-
-
-def softmax() -> Call:
-    x = square()
-    return lambda: torch.softmax(x, dim=-1)
-
-
-def total_by_row() -> Call:
-    x = square()
-    return lambda: x.sum(dim=0, keepdim=True)
-
-
-def layer_norm() -> Call:
-    x, w, b = square(), nn.Parameter(torch.ones(SIDE)), nn.Parameter(torch.zeros(SIDE))
-    return lambda: nn.functional.layer_norm(x, (SIDE,), w, b)
-
-
-def update_parameter() -> Call:
-    w, step = weight(), square()
-    return lambda: w.add_(step)
-
-
-def update_result() -> Call:
-    x, y = square(), square()
-    return lambda: torch.mul(x, y).add_(y)
-
-
-def dropout() -> Call:
-    x = square()
-    return lambda: nn.functional.dropout(x, 0.5)
+def layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return nn.functional.layer_norm(x, (SIDE,), w, b)
 
 
 def backward() -> Call:
@@ -163,19 +126,19 @@ class Case:
 
 
 CASES = (
-    Case("add", add),
-    Case("relu", relu),
-    Case("mul by a scalar", mul_scalar),
-    Case("addmm", addmm),
-    Case("cat of two", cat),
-    Case("softmax", softmax),
-    Case("sum by row", total_by_row),
-    Case("layer_norm", layer_norm),
-    Case("add_ to a parameter", update_parameter),
-    Case("mul, add_", update_result),
-    Case("dropout", dropout),
-    Case("addmm, autograd", addmm, grad=True),
-    Case("layer_norm, autograd", layer_norm, grad=True),
+    Case("add", on(torch.add, square, square)),
+    Case("relu", on(torch.relu, square)),
+    Case("mul by a scalar", on(lambda x: x * 0.5, square)),
+    Case("addmm", on(torch.addmm, line, square, weight)),
+    Case("cat of two", on(lambda x, y: torch.cat([x, y]), square, square)),
+    Case("softmax", on(lambda x: torch.softmax(x, dim=-1), square)),
+    Case("sum by row", on(lambda x: x.sum(dim=0, keepdim=True), square)),
+    Case("layer_norm", on(layer_norm, square, line, line)),
+    Case("add_ to a parameter", on(lambda w, step: w.add_(step), weight, square)),
+    Case("mul, add_", on(lambda x, y: torch.mul(x, y).add_(y), square, square)),
+    Case("dropout", on(lambda x: nn.functional.dropout(x, 0.5), square)),
+    Case("addmm, autograd", on(torch.addmm, line, square, weight), grad=True),
+    Case("layer_norm, autograd", on(layer_norm, square, line, line), grad=True),
     Case("linear, relu, backward", backward, grad=True),
 )
 
