@@ -12,7 +12,6 @@ is drawn from the seed and its number, except for the moments of interrupts.
 from __future__ import annotations
 
 import _thread
-import argparse
 import ctypes
 import faulthandler
 import functools
@@ -31,6 +30,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import click
 import psutil
 import torch
 from torch import Tensor
@@ -384,28 +384,26 @@ def growth(resident: list[int]) -> int:
     return max(resident[-quarter:]) - max(resident[quarter : 2 * quarter])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="Train for long under all that can go wrong.")
-    parser.add_argument("--minutes", type=float, default=60)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="the round to begin with")
-    parser.add_argument("--json", metavar="PATH", help="write results there, - for stdout")
-    parser.add_argument("--smoke", action="store_true", help="five seconds")
-    args = parser.parse_args()
-    seconds = 5 if args.smoke else 60 * args.minutes
+@click.command(help="Train for long under all that can go wrong.")
+@click.option("--minutes", default=60.0)
+@click.option("--seed", default=0)
+@click.option("--first", default=0, help="The round to begin with.")
+@results.options("Five seconds.")
+def main(minutes: float, seed: int, first: int, path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESSES, ADDRESSES))
     faulthandler.enable()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     measure.forget_broken_backward()  # makes a gradient, which stays
-    document = results.environment("cpu", args.seed) | {"bench": "soak"}
     start = time.monotonic()
-    failures, resident = soak(seconds, args.seed, args.first)
-    document |= {"seconds": round(time.monotonic() - start), "failures": failures}
+    failures, resident = soak(5 if smoke else 60 * minutes, seed, first)
+    seconds = round(time.monotonic() - start)
     for name in ("differences", "interrupts", "exceptions", "forks"):
         counts[name] += 0
-    document |= {"counts": dict(sorted(counts.items()))}
-    document |= {
+    found = {
+        "seconds": seconds,
+        "failures": failures,
+        "counts": dict(sorted(counts.items())),
         "resident_set_bytes": {"peak": max(resident), "final": resident[-1]},
         "resident_set_growth_bytes": growth(resident),
         "resident_set_growth_allowed_bytes": GROWTH_BYTES,
@@ -415,11 +413,10 @@ def main() -> None:
         ],
     }
     console = results.console()
-    console.print(document["counts"])
+    console.print(found["counts"])
     console.print(f"resident set grew by {growth(resident) / results.MIB:.1f} MiB")
-    if args.json:
-        results.write_json(document, args.json)
-    if failures or (not (args.smoke or SANITIZED) and growth(resident) > GROWTH_BYTES):
+    results.write(path, "soak", seed, **found)
+    if failures or (not (smoke or SANITIZED) and growth(resident) > GROWTH_BYTES):
         raise SystemExit(f"{len(failures)} rounds failed")
 
 

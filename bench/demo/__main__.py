@@ -26,7 +26,7 @@ from rich.progress import Progress
 
 from bench import results
 from bench.demo import report
-from bench.demo.worker import JOBS, SAMPLED_STEPS
+from bench.demo.worker import JOBS
 
 ROOT = Path(__file__).parents[2]
 FRACTIONS = (0.8, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
@@ -106,11 +106,11 @@ class Runner:
         row: dict[str, Any] = {"label": label, "budget_bytes": size, "fraction": fraction}
         for key in ("peak_allocated_bytes", "peak_resident_bytes", "step_seconds", "slowdown"):
             row[key] = None
-        row |= {"evictions": 0, "rematerializations": 0, "timeline": []} | found
+        row |= {"evictions": 0, "rematerializations": 0} | found
         row["same_bits"] = found.get("digest") == (self.rows or [row])[0]["digest"]
         if row["fits"]:
-            row["step_seconds"] = median(seconds[1:-SAMPLED_STEPS])
-            row["slowdown"] = median(ratios[1:-SAMPLED_STEPS])
+            row["step_seconds"] = median(seconds[1:])
+            row["slowdown"] = median(ratios[1:])
         if self.plain is None:
             self.plain = worker
         else:
@@ -157,17 +157,17 @@ class Runner:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Two real jobs under smaller and smaller budgets.")
     parser.add_argument("--job", action="append", choices=sorted(JOBS), help="default: both")
-    parser.add_argument("--steps", type=int, default=6, help="per run, at least 4")
+    parser.add_argument("--steps", type=int, default=6, help="per run, at least 2")
     parser.add_argument("--scale", type=float, default=1.0, help="factor on batch sizes")
     parser.add_argument("--device", default="auto", choices=["auto", "cpu", "cuda"])
     parser.add_argument("--threads", type=int, default=1, help="of an operator on the CPU")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for pictures, JSON")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for JSON")
     parser.add_argument("--json", metavar="PATH", help="write results there too, - for stdout")
     parser.add_argument("--smoke", action="store_true", help="small batches, one budget")
     args = parser.parse_args()
-    if args.steps < SAMPLED_STEPS + 2:
-        parser.error("--steps must be at least 4: one to warm up, one to time, two to sample")
+    if args.steps < 2:
+        parser.error("--steps must be at least 2: one to warm up, one to time")
     if args.smoke:
         args.steps, args.scale = 4, 0.1
     torch.set_num_threads(args.threads)
@@ -182,9 +182,7 @@ def main() -> None:
         with Progress(console=console) as bar:
             result = Runner(job, args, device, bar).result()
         console.print(report.table(result))
-        report.picture(result, args.out / f"demo_{job}.png")
         console.print(report.summary(result))
-        console.print(f"Picture: {args.out / f'demo_{job}.png'}")
         found.append(result)
     document = results.environment(device, args.seed) | {"bench": "demo", "steps": args.steps}
     document |= {"scale": args.scale, "jobs": found}

@@ -1,8 +1,7 @@
-"""The demo's table and pictures, from nothing but its results."""
+"""The demo's table, from nothing but its results."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -47,27 +46,3 @@ def summary(result: dict[str, Any]) -> str:
         f"{mib(least['peak_allocated_bytes'])} MiB as well, with {bits}, and a step took "
         f"{least['slowdown']:.2f} times the processor time of plain PyTorch's."
     )
-
-
-def picture(result: dict[str, Any], path: Path) -> None:
-    """Allocated bytes against time: no limit, and the smallest budget that works."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    sampled = [row for row in result["runs"] if row["fits"] and row["timeline"]]
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for row, color in zip((sampled[0], sampled[-1]), ("tab:gray", "tab:blue"), strict=True):
-        seconds, sizes = zip(*row["timeline"], strict=True)
-        limit = row["budget_bytes"]
-        name = "no limit" if limit is None else f"budget {mib(limit)} MiB"
-        axes.step(seconds, [size / MIB for size in sizes], color=color, label=name, where="post")
-        if limit is not None:
-            axes.axhline(limit / MIB, color=color, linestyle="--", linewidth=1)
-    axes.set_xlabel("seconds (two training steps)")
-    axes.set_ylabel("allocated MiB")
-    axes.set_ylim(bottom=0)
-    axes.set_title(f"{result['job']}: the same training, bit for bit")
-    axes.legend(loc="upper right")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_png(path)

@@ -15,7 +15,6 @@ import json
 import os
 import resource
 import sys
-import threading
 import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -28,9 +27,6 @@ import dtr_alloc
 from bench.demo.jobs import JOBS
 from bench.models.job import Job, digest
 
-SAMPLED_STEPS = 2
-SAMPLING_SECONDS = 0.002
-
 
 def peak_resident_bytes() -> int:
     """The process's largest resident set. Linux's VmHWM begins at exec; ru_maxrss, the fallback,
@@ -42,27 +38,6 @@ def peak_resident_bytes() -> int:
     except OSError:
         pass
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-class Sampler(threading.Thread):
-    """Polls the allocated bytes while steps run; samples are (seconds, bytes)."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.samples: list[tuple[float, int]] = []
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        start = time.perf_counter()
-        while not self.done.is_set():
-            now = time.perf_counter() - start
-            self.samples.append((round(now, 4), dtr_alloc.stats()["allocated_bytes"]))
-            self.done.wait(SAMPLING_SECONDS)
-
-    def stop(self) -> list[tuple[float, int]]:
-        self.done.set()
-        self.join()
-        return self.samples
 
 
 def say(message: dict[str, Any]) -> None:
@@ -79,7 +54,6 @@ def timed_step(job: Job, i: int) -> None:
 
 
 def run(name: str, budget: str, steps: int, scale: float, device: str, seed: int) -> None:
-    """Train; the last two of so many steps are sampled."""
     plain = budget == "plain"
     session: AbstractContextManager[Any] = nullcontext()
     if not plain:
@@ -89,16 +63,11 @@ def run(name: str, budget: str, steps: int, scale: float, device: str, seed: int
     with session:
         job = JOBS[name](scale=scale, device=device, seed=seed)
         found["start_resident_bytes"] = psutil.Process().memory_info().rss
-        idle, sampler = 0, None
+        idle = 0
         for i in range(steps):
-            if i == steps - SAMPLED_STEPS and not plain:
-                sampler = Sampler()
-                sampler.start()
             timed_step(job, i)
             if not plain:
                 idle = max(idle, dtr_alloc.stats()["allocated_bytes"])
-        if sampler is not None:
-            found["timeline"] = sampler.stop()
         found["peak_resident_bytes"] = peak_resident_bytes()
         if not plain:
             stats = dtr_alloc.stats()

@@ -75,9 +75,9 @@ class Missing(Exception):
 class ForeignJob(Job):
     """A job of JOBS. Its optimizer is AdamW unless the job has its own."""
 
-    def __init__(self, name: str, checkouts: Mapping[str, Path]) -> None:
+    def __init__(self, name: str, checkouts: Mapping[str, Path], **options: Any) -> None:
         self._subject, self._checkouts = JOBS[name], checkouts
-        super().__init__()
+        super().__init__(**options)
 
     def build(self) -> None:
         self._loss = self._subject.make(self)

@@ -135,23 +135,6 @@ class Run:
         document |= {"parts": {part.name: vars(self.found[part])}}
         results.write_json(document, str(self._out / f"gpu_{part.name}.json"))
 
-    def write_summary(self) -> None:
-        """The state of all parts, in a file of its own."""
-        parts = {}
-        for part, found in self.found.items():
-            goals = [met(row) for row in found.rows]
-            parts[part.name] = {
-                "status": found.status,
-                "seconds": found.seconds,
-                "rows": len(found.rows),
-                "errors": sum("error" in row for row in found.rows),
-                "skipped": sum("skipped" in row for row in found.rows),
-                "goals_met": goals.count(True),
-                "goals_missed": goals.count(False),
-            }
-        document = {"bench": "gpu/summary", **self._facts, "parts": parts}
-        results.write_json(document, str(self._out / "gpu_summary.json"))
-
 
 def _end(process: subprocess.Popen[str]) -> None:
     """Ends a part and all that it started: they are a process group of their own."""
@@ -220,7 +203,6 @@ def main(out: Path, seconds: float, names: tuple[str, ...], dry_run: bool) -> No
         chosen = [part for part in stage if not names or part.name in names]
         with ThreadPoolExecutor(max(1, len(chosen))) as pool:
             list(pool.map(run.run, chosen))
-    run.write_summary()
     show(run, Console(width=150, stderr=True))
     if any(found.status != "done" for found in run.found.values()):
         raise SystemExit(1)

@@ -13,13 +13,15 @@ import hashlib
 import os
 import warnings
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import dtr_alloc
-from bench.gpu.library_jobs import LIBRARY_JOBS
+from bench.foreign import nets  # noqa: F401
+from bench.foreign.job import ForeignJob, Missing
 from bench.gpu.remote import serve
 from bench.measure import Profile, Thrashing, forget_broken_backward, limited_repeats
 from bench.models import JOBS, Job, JobFactory
@@ -56,7 +58,7 @@ class Bits:
         its activation memory, under dtr_alloc, once it has run without a limit. "refused": requests
         for memory for which there was no room, in all runs of the job so far that trained."""
         be_deterministic(warn_only)
-        factory = LIBRARY_JOBS[job][1] if job in LIBRARY_JOBS else JOBS[job]
+        factory = JOBS.get(job, partial(ForeignJob, job, {}))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             answer = self._train(job, factory, scale, steps, fraction)
@@ -98,6 +100,8 @@ class Bits:
                 # Copying the state out takes memory that no step takes.
                 dtr_alloc.set_budget("unlimited")
             answer["bits"] = hashes(running.state())
+        except Missing as error:
+            return {"skipped": str(error)}
         except (torch.OutOfMemoryError, Thrashing) as error:
             if running is not None:
                 running.drop_gradients()

@@ -83,16 +83,6 @@ def driver_used_bytes(device: str) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def nvml_used_bytes(device: str) -> int | str:
-    """What NVML says is in use on the device, as nvidia-smi shows it; or why it does not say."""
-    if device != "cuda":
-        return "no GPU"
-    try:
-        return int(torch.cuda.device_memory_used())
-    except Exception as error:  # pynvml is missing, or NVML refuses: it differs by machine
-        return f"{type(error).__name__}: {error}"
-
-
 class Peak:
     """The most that driver_used_bytes() was found to be."""
 

@@ -56,7 +56,6 @@ def measure(job: str, options: Options) -> Row:
         "above_bytes": watched["driver_peak_bytes"] - budget - beside,
         "slack_bytes": SLACK_BYTES,
         "peak_reserved_bytes": watched["peak_reserved_bytes"],
-        "nvml_bytes": watched["nvml_bytes"],
         "samples": watched["samples"],
         "goals": {"above_bytes": ["<=", SLACK_BYTES]} if options.device == "cuda" else {},
     }

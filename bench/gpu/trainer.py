@@ -119,12 +119,7 @@ class Trainer:
         with devices.watched(self._device) as peak:
             answer = self.steps(count)
             devices.synchronize(self._device)
-        nvml = devices.nvml_used_bytes(self._device)
-        return answer | {
-            "driver_peak_bytes": peak.bytes,
-            "samples": peak.samples,
-            "nvml_bytes": nvml,
-        }
+        return answer | {"driver_peak_bytes": peak.bytes, "samples": peak.samples}
 
     def beside(self) -> dict[str, Any]:
         """What the driver says is in use and PyTorch's allocator does not hold: the CUDA context,

@@ -12,8 +12,6 @@ import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from bench.studies.panels import name_axes, panel_grid
-from bench.studies.published import THRASHING
 from bench.studies.study import Document, Study, settled
 
 if TYPE_CHECKING:
@@ -37,10 +35,6 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def draw(document: Document) -> Mapping[str, Figure]:
-    return {"": _draw_lost(document), "slowdown": _draw_overheads(document)}
-
-
-def _draw_lost(document: Document) -> Figure:
     """Lost bytes and scattered evictions against the budget, in the mean over the logs."""
     from matplotlib.figure import Figure
 
@@ -75,31 +69,7 @@ def _draw_lost(document: Document) -> Figure:
         panel.grid(alpha=0.25)
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
-    return figure
-
-
-def _draw_overheads(document: Document) -> Figure:
-    names = [row[:2] for row in document["logs"]]
-    figure, panels = panel_grid(len(names), panel=(2.9, 2.3), margin=(0.8, 1.2))
-    for panel, (logs, log) in zip(panels.flat, names, strict=False):
-        for label, style in STYLES.items():
-            line = [row for row in document["rows"] if row[:3] == [logs, log, label]]
-            panel.plot(
-                [row[3] for row in line],
-                [float("nan") if row[5] is None else 1 + row[5] for row in line],
-                **style,
-                marker=".",
-                ms=4,
-                lw=1.2,
-                label=label,
-            )
-        panel.set_title(log if logs == "published" else f"{log} (job)", fontsize=9)
-        panel.grid(alpha=0.25)
-    panels[0, 0].set_ylim(0.98, THRASHING)
-    name_axes(
-        figure, panels, "budget, % of the peak", "compute / compute without a budget", ncols=4
-    )
-    return figure
+    return {"": figure}
 
 
 STUDY = Study(

@@ -304,16 +304,8 @@ class _Lines:
                 raise self.error(str(error)) from None
 
 
-_KEYS = {
-    "LOG": str,
-    "SHA256": str,
-    "SEMANTICS": str,
-    "DEALLOC": str,
-    "BUDGET": int,
-    "COST": int,
-    "BY": str,
-    "LISTS": int,
-}
+_TEXTS = ("LOG", "SHA256", "SEMANTICS", "DEALLOC", "BY")
+_COUNTS = ("BUDGET", "COST", "LISTS")
 _MOST = 2**63 - 1
 
 
@@ -324,10 +316,10 @@ def _is_count(value: object) -> bool:
 def _schedule(lines: _Lines, head: Any) -> Schedule:
     if not isinstance(head, dict) or head.get("SCHEDULE") != VERSION:
         raise lines.error(f"no schedule begins here; allowed: an object with SCHEDULE {VERSION}")
-    for key, kind in _KEYS.items():
+    for key in (*_TEXTS, *_COUNTS):
         value = head.get(key)
-        if not (_is_count(value) if kind is int else isinstance(value, str)):
-            allowed = "a whole number from 0 up" if kind is int else "text"
+        if not (_is_count(value) if key in _COUNTS else isinstance(value, str)):
+            allowed = "a whole number from 0 up" if key in _COUNTS else "text"
             raise lines.error(f"{key} is {shown(value)}; allowed: {allowed}")
     for key, allowed_values in (("SEMANTICS", (SEMANTICS,)), ("DEALLOC", ALLOWED_DEALLOCS)):
         if head[key] not in allowed_values:
@@ -345,12 +337,5 @@ def _schedule(lines: _Lines, head: Any) -> Schedule:
             raise lines.error(f"more than {MOST_EVICTIONS} evictions, the most that are read")
         for storage in entry[1:]:
             evictions.extend((entry[0], storage))
-    return Schedule(
-        head["LOG"],
-        head["SHA256"],
-        head["DEALLOC"],
-        head["BUDGET"],
-        head["COST"],
-        head["BY"],
-        evictions,
-    )
+    of = ("LOG", "SHA256", "DEALLOC", "BUDGET", "COST", "BY")
+    return Schedule(*(head[key] for key in of), evictions)

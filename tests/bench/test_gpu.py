@@ -55,8 +55,6 @@ def test_a_dry_run_of_a_part(part: Any, dry_run: Path) -> None:
     first = next(row for row in found["rows"] if "skipped" not in row)
     assert first.keys() >= ROWS[part.name]
     assert not [row for row in found["rows"] if "error" in row]
-    summary = json.loads((dry_run / "gpu_summary.json").read_text())
-    assert summary["parts"][part.name]["status"] == "done"
 
 
 def test_without_a_device_it_says_so_and_measures_nothing(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_overhead() -> None:
 
 @pytest.mark.parametrize("job", ["digits", "gpt"])
 def test_demo(job: str, tmp_path: Path) -> None:
-    """Both jobs of the demo at two budgets; a table's worth of numbers and a picture."""
+    """Both jobs of the demo at two budgets; a table's worth of numbers."""
     document = run("bench.demo", "--device", "cpu", "--job", job, "--out", str(tmp_path))
     assert document.keys() >= ENVIRONMENT | {"jobs"}
     (result,) = document["jobs"]
@@ -125,7 +125,6 @@ def test_demo(job: str, tmp_path: Path) -> None:
     wanted |= {"slowdown", "evictions", "rematerializations", "same_bits"}
     assert all(row.keys() >= wanted for row in rows)
     assert all(row["same_bits"] for row in rows if row["fits"])
-    assert (tmp_path / f"demo_{job}.png").stat().st_size > 10_000
     assert json.loads((tmp_path / "demo.json").read_text()) == document
 
 

@@ -18,7 +18,7 @@ SVG = b"<svg"
 reproduce = partial(invoke, command)
 
 
-SETTLED = ("optimum", "profile", "large", "fragmentation")
+SETTLED = ("optimum", "profile", "fragmentation")
 RESULTS = Path(__file__).parents[2] / "bench/results/reproduce"
 
 
