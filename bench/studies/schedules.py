@@ -337,5 +337,5 @@ def _schedule(lines: _Lines, head: Any) -> Schedule:
             raise lines.error(f"more than {MOST_EVICTIONS} evictions, the most that are read")
         for storage in entry[1:]:
             evictions.extend((entry[0], storage))
-    of = ("LOG", "SHA256", "DEALLOC", "BUDGET", "COST", "BY")
-    return Schedule(*(head[key] for key in of), evictions)
+    named = (head["LOG"], head["SHA256"], head["DEALLOC"], head["BUDGET"], head["COST"], head["BY"])
+    return Schedule(*named, evictions)
