@@ -113,10 +113,11 @@ class Trainers:
             self._started.pop().close()
 
 
-def row_of(answer: dict[str, Any], steps: int, operators: float) -> dict[str, Any]:
-    """What a step of so many operators added, by name."""
+def row_of(answer: dict[str, Any], steps: int) -> dict[str, Any]:
+    """What a step added, by name. (At rest operators without results count, too.)"""
     added, calls = answer["added"], answer["calls"]
     row = {name: round(added[name] / steps, 1) for name in SHOWN}
+    operators = max(1, (added["recorded_ops"] + added["unrecorded_ops"]) / steps)
     row["operators"] = round(operators)
     row["calls_an_operator"] = {
         name: round(count / steps / operators, 2)
@@ -146,8 +147,6 @@ def measure(
     plain = trainers.start(job, "plain")
     free = trainers.start(job, "dtr_alloc", rule)
     seen = free.need("steps", count=2)
-    # At rest, where a job of many operators may be by now, those without results count, too.
-    operators = (seen["added"]["recorded_ops"] + seen["added"]["unrecorded_ops"]) / 2
     profile = Profile(seen["idle_bytes"], seen["peak_bytes"])
     for fraction in (None, *FRACTIONS):
         row: dict[str, Any] = {"job": job, "rule": rule, "budget_fraction": fraction}
@@ -158,7 +157,7 @@ def measure(
         taken = turns({"plain": plain, "ours": ours}, rounds, steps)
         ours.close()
         host_ms, plain_host_ms = taken["ours"]["host_ms"], taken["plain"]["host_ms"]
-        row |= row_of(taken["ours"], steps, operators)
+        row |= row_of(taken["ours"], steps)
         yield row | {
             "host_ratio": round(host_ms / plain_host_ms, 2),
             "host_ms": round(host_ms, 1),
