@@ -33,7 +33,6 @@ from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.simulation import presets
 
 SIZES = (1_000, 10_000)
-TARGETS_US = {1_000: 2, 10_000: 8, 100_000: 80}
 SKIP = 4  # every so many operators read one that many before
 KIB = 1024
 HEURISTICS = ("dtr-eqclass", "marginal", "dtr-full", "dtr-local", "lru", "megengine")
@@ -263,7 +262,7 @@ def main(
             rows.append(measure(name, candidates, variant, min(searches, candidates), seed))
     compare(rows)
     console.print(results.table("Searching for what to evict", COLUMNS, rows))
-    results.write(path, "search", seed, searches=searches, targets_us=TARGETS_US, results=rows)
+    results.write(path, "search", seed, searches=searches, results=rows)
 
 
 if __name__ == "__main__":

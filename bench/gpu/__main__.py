@@ -113,12 +113,12 @@ class Run:
             _end(process)  # what it started and left behind
             found.seconds = time.monotonic() - start
             errors.seek(0)
-            told = errors.read()
+            said = errors.read()
         if status == 0:
             found.status = "done"
         else:
             found.status = "out of time" if found.seconds >= limit else "failed"
-            found.error = told[-TOLD:]
+            found.error = said[-TOLD:]
             sys.stderr.write(f"---- {part.name}: {found.status}\n{found.error}\n")
         self._write(part)
 
@@ -142,45 +142,36 @@ def _end(process: subprocess.Popen[str]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def describe(row: Row) -> str:
-    """What a row is about: all that is text, or the budget."""
-    names = ("test", "job", "way", "budget_fraction", "fraction")
-    named = [f"{row[name]}" for name in names if row.get(name) is not None]
-    return " ".join([*named, *([f"{row['size_mib']} MiB"] if "size_mib" in row else [])])
+SHOWN = (
+    *("test", "job", "way", "budget_fraction", "fraction", "size_mib", "outcome", "ratio"),
+    *("first_ratio", "step_seconds", "host_seconds", "above_bytes", "largest_batch", "waits"),
+    *("added_waits", "gigabytes_per_second", "error", "skipped"),
+)
 
 
-def numbers(row: Row) -> str:
-    """The few numbers of a row that a table has room for."""
-    if "error" in row:
-        return f"ERROR {row['error'][:150]}"
-    if "skipped" in row:
-        return f"skipped: {row['skipped'][:150]}"
-    names = (
-        *("outcome", "ratio", "first_ratio", "step_seconds", "host_seconds"),
-        *("above_bytes", "largest_batch"),
-        *("waits", "added_waits", "gigabytes_per_second"),
-    )
-    told = {name: row[name] for name in names if row.get(name) is not None}
+def told(row: Row) -> str:
+    """What a table has room for."""
+    shown = {name: row[name] for name in SHOWN if row.get(name) is not None}
     return ", ".join(
-        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in told.items()
+        f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {str(value)[:150]}"
+        for name, value in shown.items()
     )
 
 
 def show(run: Run, console: Console) -> None:
     """All rows but those of tests that passed or were skipped, and the state of every part."""
     table = Table(title="make gpu")
-    for column in ("part", "what", "found", "goal"):
+    for column in ("part", "found", "goal"):
         table.add_column(column, overflow="fold")
     words = {True: "met", False: "missed", None: ""}
     for part, found in run.found.items():
-        told = f"{found.status}, {found.seconds:.0f} s of {found.limit_seconds:.0f}"
+        state = f"{found.status}, {found.seconds:.0f} s of {found.limit_seconds:.0f}"
         outcomes = Counter(row["outcome"] for row in found.rows if "test" in row)
-        told += "".join(f", {count} {outcome}" for outcome, count in outcomes.items())
-        table.add_row(part.name, "", told, "", style="bold")
+        state += "".join(f", {count} {outcome}" for outcome, count in outcomes.items())
+        table.add_row(part.name, state, "", style="bold")
         for row in found.rows:
             if "test" not in row or "error" in row:
-                table.add_row("", describe(row), numbers(row), words[met(row)])
+                table.add_row("", told(row), words[met(row)])
     console.print(table)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -124,11 +123,6 @@ def best_seconds(device: str, work: Any, repeats: int) -> float:
     return min(marks.seconds())
 
 
-def now() -> str:
-    """The present minute, in UTC."""
-    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
-
-
 if __name__ == "__main__":
     # In a process of its own, because whoever asks may not want to initialize CUDA.
     import json
@@ -136,4 +130,4 @@ if __name__ == "__main__":
 
     from bench.results import environment
 
-    print(json.dumps(environment(sys.argv[1], seed=0) | facts(sys.argv[1]) | {"date": now()}))
+    print(json.dumps(environment(sys.argv[1], seed=0) | facts(sys.argv[1])))
