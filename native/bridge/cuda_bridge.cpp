@@ -382,9 +382,11 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   // Switching it off is no request for it.
   void recordHistory(bool enabled, caching::CreateContextFn, size_t, caching::RecordContext, bool,
                      const std::vector<std::string>&) override {
-    TORCH_CHECK(!enabled,
-                "dtr_alloc: memory history (torch.cuda.memory._record_memory_history) is not "
-                "recorded under a budget; torch.cuda.memory_snapshot() shows the present state");
+    TORCH_CHECK(
+        !enabled,
+        "dtr_alloc: memory history (torch.cuda.memory._record_memory_history) is not "
+        "recorded under a budget; torch.cuda.memory_snapshot() shows the present state, and "
+        "DTR_ALLOC_TRACE=oom:FILE keeps the last events before an out-of-memory error");
   }
 
   // An observer may take the GIL: it is called with no lock held.
