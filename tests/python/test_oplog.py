@@ -37,6 +37,7 @@ from dtr_alloc.oplog import (
     compile_log,
     read,
 )
+from dtr_alloc.oplog.steps import instructions
 
 SYNTHETIC = sorted((Path(__file__).parent.parent / "data/simrd/synthetic_logs").glob("*.log.xz"))
 
@@ -424,20 +425,11 @@ def test_the_published_logs_compile():
 
 def walk(program):
     """Goes through the code by its lengths; returns the number of results."""
-    code, at, results = program.code, 0, 0
-    while at < len(code):
-        kind = code[at]
-        if kind == oplog.CALL:
-            at += 3 + code[at + 2]
-            results += code[at]
-            at += 1 + 3 * code[at]
-        elif kind == oplog.MUTATE:
-            at += 3 + code[at + 2]
-            at += 1 + code[at]
-        else:
-            at += 2 if kind == oplog.RELEASE else 3
-    assert at == len(code)
-    return results
+    found = list(instructions(program))
+    kinds = ("CONSTANT", "CALL", "MUTATE", "COPY", "COPY_FROM", "RELEASE")
+    there = sum(program.counts.get(kind, 0) for kind in kinds)
+    assert len(found) == there - program.unknown_releases
+    return sum(one[3 + one[2]] for one in found if one[0] == oplog.CALL)
 
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

@@ -9,6 +9,7 @@ import pytest
 from harness import environment, fix_costs
 
 from dtr_alloc import oplog
+from dtr_alloc.oplog.steps import instructions
 from dtr_alloc.simulation import presets, simulate
 
 
@@ -16,34 +17,24 @@ def as_the_job_names_them(program, decisions):
     """Evictions for room and repeated operators, in the words of the job's op log: a storage is
     its name and how often it was overwritten, an operator its line."""
     names, lines, versions = [], [], {}  # by tensor; by tensor; by storage
-    code, at, line = program.code, 0, 0
+    line = 0
 
     def storage(name):
         return program.names[name].split("v")[0]
 
-    while at < len(code):
-        kind = code[at]
+    for kind, *numbers in instructions(program):
         if kind == oplog.CONSTANT:
-            names.append((storage(code[at + 1]), 0))
+            names.append((storage(numbers[0]), 0))
             lines.append(None)
-            at += 3
         elif kind in (oplog.CALL, oplog.MUTATE, oplog.EFFECT):
-            args = code[at + 3 : at + 3 + code[at + 2]]
-            at += 3 + len(args)
-            width = 1 if kind == oplog.MUTATE else 3
-            for i in range(code[at]):
-                entry = code[at + 1 + width * i]
-                if kind == oplog.MUTATE:
-                    entry = args[max(entry, ~entry)]
-                name = storage(entry)
-                if kind == oplog.MUTATE:
-                    versions[name] = versions.get(name, 0) + 1
-                names.append((name, versions.get(name, 0)))
+            args = numbers[2 : 2 + numbers[1]]
+            for entry in numbers[3 + len(args) :: 1 if kind == oplog.MUTATE else 3]:
+                of = args[max(entry, ~entry)] if kind == oplog.MUTATE else entry
+                name = storage(of)
+                versions[name] = versions.get(name, 0) + (kind == oplog.MUTATE)
+                names.append((name, versions[name]))
                 lines.append(line)
-            at += 1 + width * code[at]
             line += 1
-        else:
-            at += 2 if kind == oplog.RELEASE else 3
     for decision in decisions.split():
         tensor = int(decision[1:])
         if decision[0] == "E":
