@@ -182,6 +182,10 @@ SNAPSHOTS = [
     (with_event(action=laughs()), "event 1: the action is [[a list, "),
     (with_event(time_us=laughs()), "event 1: 'time_us' is [[a list, "),
     (with_event(size=laughs()), "event 1: 'size' is [[a list, "),
+    (
+        snapshot(device_traces=[[{"action": "snapshot", "time_us": laughs()}]]),
+        "event 0: 'time_us' is [[a list, ",
+    ),
     (snapshot(external_annotations=laughs()), "annotation 0: 'device' is None"),
     ([laughs()], "segment 0: 'device' is None"),
     (laughs(), "segment 0: 'device' is None"),
