@@ -112,6 +112,7 @@ GOOD = {
     "readings": 1,
 }
 HEAD = {"format": "dtr_alloc costs", "version": 1, "device": "cpu", "entries": []}
+TEXT = json.dumps(HEAD).replace("[]", "[%s]")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,9 @@ HEAD = {"format": "dtr_alloc costs", "version": 1, "device": "cpu", "entries": [
         ({**HEAD, "version": 2}, "its version is 2, not 1"),
         ({**HEAD, "device": "cuda"}, "its costs are of device 'cuda', not 'cpu'"),
         ({**HEAD, "entries": None}, "its entries are not a list of at most 65536"),
+        (TEXT % ("[" * 980 + "]" * 980), "allowed: a new file"),
+        (TEXT % '{"cost_ns": 1e999}', "entry 0 is damaged"),
+        (TEXT % ("9" * 5000), "it is not JSON"),
         ({**HEAD, "entries": [GOOD, GOOD]}, "entry 1 is damaged or stands there twice"),
         ({**HEAD, "entries": [{**GOOD, "cost_ns": -5}]}, "entry 0 is damaged"),
         ({**HEAD, "entries": [{**GOOD, "cost_ns": 2**40 + 1}]}, "entry 0 is damaged"),
