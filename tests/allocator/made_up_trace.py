@@ -40,11 +40,7 @@ class Arena:
         if name not in names:
             names.append(name)
         self.trace.add(
-            kind,
-            time_ns=self.now_ns,
-            address=address,
-            size_bytes=size,
-            name=names.index(name),
+            kind, time_ns=self.now_ns, address=address, size_bytes=size, name=names.index(name)
         )
 
     def allocate(self, size: int, name: str = "") -> int | None:

@@ -267,10 +267,7 @@ def scenario(pool: NativePool) -> None:
 
 
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, UNKNOWN])
-@pytest.mark.parametrize(
-    ("driver", "options"),
-    [("cuda", {}), ("cuda", {"keep": 1})],
-)
+@pytest.mark.parametrize(("driver", "options"), [("cuda", {}), ("cuda", {"keep": 1})])
 def test_any_call_may_fail(fake_cuda, error, driver, options):
     """For every n, the n-th call fails: the error is clean, the pool is whole and still works."""
 

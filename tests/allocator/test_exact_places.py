@@ -366,10 +366,7 @@ def test_a_block_is_given_exactly_where_nothing_is_in_the_way_and_memory_remains
                 pool.verify()
                 stats = pool.stats()
                 assert stats.reserved_bytes <= budget * CHUNK
-                assert (stats.live_blocks, stats.allocated_bytes) == (
-                    len(live),
-                    sum(live.values()),
-                )
+                assert (stats.live_blocks, stats.allocated_bytes) == (len(live), sum(live.values()))
             in_use = {b.address: b.size_bytes for b in pool.snapshot() if b.state == IN_USE}
             assert in_use == live
             if has_memory:

@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 from native_fixtures import OUT_OF_MEMORY, UNKNOWN, few_or_many
-from native_pool import (
-    IN_USE,
-    KIB,
-    DriverFailed,
-    NativePool,
-    OutOfMemory,
-    fill,
-    read,
-)
+from native_pool import IN_USE, KIB, DriverFailed, NativePool, OutOfMemory, fill, read
 
 STREAMS = (0, 16, 32)
 SIZES = st.one_of(
@@ -45,11 +37,7 @@ class PoolAgainstModel(RuleBasedStateMachine):
             self.fake.reset()
             self.fake.hold(self.hold)
         self.budget = 16
-        self.pool = NativePool(
-            self.driver,
-            budget=self.budget * self.chunk,
-            **self.options,
-        )
+        self.pool = NativePool(self.driver, budget=self.budget * self.chunk, **self.options)
         self.base = self.pool.snapshot()[0].address
         self.live: dict[int, tuple[int, int, int]] = {}  # address -> size, stream, content
         self.arenas: list[int] = []  # open ones

@@ -457,10 +457,7 @@ MAKERS = {
     *("dtr_event_log_create", "dtr_simulate_runtime", "dtr_fragment_load"),
     *("dtr_fragment_run_model", "dtr_fragment_walk_run"),
 }
-CHECKS = {
-    "dtr_pool": "dtr_pool_check_invariants",
-    "dtr_engine": "dtr_engine_check_invariants",
-}
+CHECKS = {"dtr_pool": "dtr_pool_check_invariants", "dtr_engine": "dtr_engine_check_invariants"}
 RANGES = {
     "int32_t": (-(1 << 31), (1 << 31) - 1),
     "uint32_t": (0, (1 << 32) - 1),

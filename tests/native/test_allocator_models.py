@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 from made_up_trace import LETTERS, of_text
 
 from dtr_alloc.fragment import models
-from dtr_alloc.fragment.models import (
-    MIB,
-    MODELS,
-    NO_LIMIT,
-    Prepared,
-    run_model,
-    smallest_budget,
-)
+from dtr_alloc.fragment.models import MIB, MODELS, NO_LIMIT, Prepared, run_model, smallest_budget
 from dtr_alloc.simulation.simulate import PLACEMENTS
 from dtr_alloc.traces.trace import Kind, Trace
 
@@ -318,8 +311,7 @@ def test_segment_addresses_are_those_of_the_trace():
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [("ours", "dtr"), ("ours-first-fit", "dtr-first-fit"), ("power_of_two", "pow2")],
+    ("old", "new"), [("ours", "dtr"), ("ours-first-fit", "dtr-first-fit"), ("power_of_two", "pow2")]
 )
 def test_a_model_is_found_by_the_name_that_it_had(old, new):
     trace = trace_of([])

@@ -291,9 +291,6 @@ def test_what_lies_in_the_way_has_somewhere_to_go(toy):
 
 
 def test_what_is_switched_on_is_0_or_1(toy):
-    for call, of in (
-        (lib.dtr_decisions_set, toy.engine),
-        (lib.dtr_op_abort, toy.frame),
-    ):
+    for call, of in ((lib.dtr_decisions_set, toy.engine), (lib.dtr_op_abort, toy.frame)):
         with pytest.raises(Invalid, match="is 2; allowed: 0 to 1"):
             check(call(of, 2))

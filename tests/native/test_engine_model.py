@@ -11,13 +11,7 @@ from contextlib import contextmanager, suppress
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 from native_fixtures import OUT_OF_MEMORY, UNKNOWN, few_or_many
 from native_pool import NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
@@ -27,6 +21,8 @@ from dtr_alloc.simulation.presets import PRESETS
 
 INDEX = st.integers(0, 99)
 SIZE = st.sampled_from([2, 3, 4, 2, 3, 1, 0])  # tiny ones are constants, and seldom
+SOME = st.lists(INDEX, max_size=2)
+MOSTLY = st.integers(0, 7).map(lambda n: n < 7)
 
 
 def rule_of_tensors(**strategies):
@@ -130,7 +126,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
     @rule_of_tensors(
         inputs=st.lists(INDEX, max_size=3),
         results=st.lists(SIZE, min_size=1, max_size=3),
-        recomputable=st.integers(0, 7).map(lambda n: n < 7),
+        recomputable=MOSTLY,
     )
     def compute(self, inputs, results, recomputable):
         arguments = [self.pick(i) for i in inputs]
@@ -149,9 +145,9 @@ class EngineAgainstModel(RuleBasedStateMachine):
 
     @rule_of_tensors(
         outputs=st.lists(INDEX, min_size=1, max_size=2),
-        inputs=st.lists(INDEX, max_size=2),
+        inputs=SOME,
         results=st.lists(SIZE, max_size=1),
-        recomputable=st.integers(0, 7).map(lambda n: n < 7),
+        recomputable=MOSTLY,
     )
     def overwrite(self, outputs, inputs, results, recomputable):
         """In place, on storages or on parts of them, aliased or not."""
@@ -159,7 +155,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         arguments += [self.pick(i) for i in inputs]
         self.call("overwrite", arguments, results, recomputable)
 
-    @rule_of_tensors(tensor=INDEX, inputs=st.lists(INDEX, max_size=2))
+    @rule_of_tensors(tensor=INDEX, inputs=SOME)
     def fill(self, tensor, inputs):
         arguments = [(self.pick(tensor), WRITE_ONLY)]
         arguments += [self.pick(i) for i in inputs]
@@ -195,7 +191,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             return
         self.call("normalize", [*inputs, (hidden, SCRATCH)], [size], True)
 
-    @rule_of_tensors(weight=INDEX, inputs=st.lists(INDEX, max_size=2), size=SIZE)
+    @rule_of_tensors(weight=INDEX, inputs=SOME, size=SIZE)
     def use_a_parameter(self, weight, inputs, size):
         weight = self.pick(weight)
         arguments = [(weight, CONSTANT), *(self.pick(i) for i in inputs)]
@@ -223,7 +219,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
             return True
         return False
 
-    @rule_of_tensors(tensor=INDEX, inputs=st.lists(INDEX, max_size=2), size=SIZE)
+    @rule_of_tensors(tensor=INDEX, inputs=SOME, size=SIZE)
     def fail_in_an_operator(self, tensor, inputs, size):
         target = self.pick(tensor)
         arguments = [(target, MUTATE), *(self.pick(i) for i in inputs)]
@@ -381,9 +377,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         self.toy.keep_history(ops)
         self.toy.drain()
 
-    @rule(
-        heuristic=st.sampled_from([*PRESETS, "c=ancestors,m=size+free,s=0.5,r=2"]),
-    )
+    @rule(heuristic=st.sampled_from([*PRESETS, "c=ancestors,m=size+free,s=0.5,r=2"]))
     def choose_otherwise(self, heuristic):
         self.toy.configure(heuristic)
 

@@ -81,11 +81,7 @@ def from_midjob(*events):
 
 @pytest.mark.parametrize(
     ("events", "lost"),
-    [
-        ([], [4]),
-        ([(Kind.ALLOCATE, 2)], [4, 0]),
-        ([(Kind.FREE, 0), (Kind.FREE, 1)], [4, 8, 12]),
-    ],
+    [([], [4]), ([(Kind.ALLOCATE, 2)], [4, 0]), ([(Kind.FREE, 0), (Kind.FREE, 1)], [4, 8, 12])],
 )
 def test_what_was_there_when_the_recording_began_is_one_moment(events, lost):
     trace = from_midjob(*events)

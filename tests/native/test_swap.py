@@ -14,11 +14,7 @@ FAST, SLOW = 1e15, 1e3  # bytes per second: nothing, and more than any operator 
 
 
 def swapping(speed=FAST, pages=MANY // PAGE):
-    return {
-        "swap_bytes": pages * PAGE,
-        "swap_out_bytes_per_s": speed,
-        "swap_in_bytes_per_s": speed,
-    }
+    return {"swap_bytes": pages * PAGE, "swap_out_bytes_per_s": speed, "swap_in_bytes_per_s": speed}
 
 
 def constant(toy, seed=0, words=WORDS):

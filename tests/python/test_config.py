@@ -127,11 +127,7 @@ def test_variables_that_set_nothing_leave_the_defaults(environ):
 def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
     path = tmp_path / "dtr.toml"
     path.write_text('budget = "1GiB"\nswap = "1MiB"\ndebug = "verify:10"\n')
-    environ = {
-        "DTR_ALLOC_CONFIG": str(path),
-        "DTR_ALLOC_BUDGET": "2GiB",
-        "DTR_ALLOC_SWAP": "2MiB",
-    }
+    environ = {"DTR_ALLOC_CONFIG": str(path), "DTR_ALLOC_BUDGET": "2GiB", "DTR_ALLOC_SWAP": "2MiB"}
     config = load_config(environ, budget="3GiB", device=None)
     assert config.budget.resolve(0) == 3 * 2**30
     assert config.swap == 2 * 2**20

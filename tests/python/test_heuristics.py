@@ -119,6 +119,6 @@ def test_numbers_are_the_fields_of_the_struct_in_order():
     struct = re.search(r"typedef struct dtr_heuristic \{(.*?)\} dtr_heuristic;", header, re.S)
     fields = re.findall(r"(\w+);", re.sub(r"/\*.*?\*/", "", struct[1], flags=re.S))
     assert fields == [
-        *("select", "cost", "size", "staleness_exponent", "recompute_factor", "seed", "foresight"),
+        *("select", "cost", "size", "staleness_exponent", "recompute_factor", "seed", "foresight")
     ]
     assert presets.PRESETS["megengine"].numbers() == (0, 4, 2, 1.0, 1.5, 0, False)

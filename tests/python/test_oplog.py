@@ -296,9 +296,7 @@ class TestErrors:
 class TestFiles:
     @pytest.mark.parametrize(
         ("suffix", "compress"),
-        [
-            *(("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)),
-        ],
+        [*(("", bytes), (".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress))],
     )
     def test_a_suffix_says_how_it_is_compressed(self, tmp_path, suffix, compress):
         path = tmp_path / f"job.log{suffix}"

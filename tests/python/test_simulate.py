@@ -64,10 +64,10 @@ def test_a_wrong_budget_is_named_with_what_is_allowed(text, why):
 
 def test_a_list_of_heuristics_is_cut_between_heuristics_only():
     assert simulate.split_heuristics("lru,c=ancestors,m=size,s=0.5,dtr-local") == [
-        *("lru", "c=ancestors,m=size,s=0.5", "dtr-local"),
+        *("lru", "c=ancestors,m=size,s=0.5", "dtr-local")
     ]
     assert simulate.split_heuristics("c=none,s=1,c=local, m=size") == [
-        *("c=none,s=1", "c=local,m=size"),
+        *("c=none,s=1", "c=local,m=size")
     ]
 
 
@@ -78,7 +78,7 @@ def test_all_presets_are_meant_by_all_as_far_as_they_can_be_fed():
     assert sorted(names) == sorted(PRESETS)
     rules = simulate.parse_heuristics(["all"], "simrd", ["eager", "banish"])
     assert sorted(set(names) - {rule.name for rule in rules}) == [
-        *("coop", "dtr-eqclass", "megengine"),
+        *("coop", "dtr-eqclass", "megengine")
     ]
     rules = simulate.parse_heuristics(["all"], "runtime")
     assert [rule.name for rule in rules] == list(PRESETS)

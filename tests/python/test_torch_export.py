@@ -136,9 +136,7 @@ def test_a_history_of_pytorchs_allocator_survives_whole_and_from_its_middle(path
         assert memory_at_end(late) == memory_at_end(trace)
 
 
-def test_a_snapshot_is_made_of_plain_values_and_says_what_was_evicted_moved_and_came_back(
-    tmp_path,
-):
+def test_a_snapshot_is_made_of_plain_values_and_says_what_was_evicted_moved_and_came_back(tmp_path):
     torch_export.write(a_life(), tmp_path / "s.pickle")
     data = (tmp_path / "s.pickle").read_bytes()
     opcodes = {opcode.name for opcode, _, _ in pickletools.genops(data)}

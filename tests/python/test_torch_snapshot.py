@@ -177,9 +177,7 @@ def frame(name, filename, line=1):
     ],
 )
 def test_a_stack_has_the_name_of_the_innermost_function_that_is_not_pytorchs(frames, name):
-    trace = torch_snapshot.to_trace(
-        made(event("oom", 0, 5, frames=frames, device_free=1)),
-    )
+    trace = torch_snapshot.to_trace(made(event("oom", 0, 5, frames=frames, device_free=1)))
     assert trace.names[trace.name[0]] == name
 
 

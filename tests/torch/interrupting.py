@@ -70,10 +70,7 @@ class Injector:
     """
 
     def __init__(
-        self,
-        target: Place | None = None,
-        occurrence: int = 1,
-        way: Callable[[], None] = interrupt,
+        self, target: Place | None = None, occurrence: int = 1, way: Callable[[], None] = interrupt
     ) -> None:
         self._target = target
         self._left = occurrence

@@ -17,8 +17,7 @@ if sys.argv[1] != "none":
 """
 
 pytestmark = pytest.mark.skipif(
-    os.environ.get("DTR_ALLOC_BUILD") == "sanitize",
-    reason="sanitizers need terabytes of addresses",
+    os.environ.get("DTR_ALLOC_BUILD") == "sanitize", reason="sanitizers need terabytes of addresses"
 )
 
 TRAINING = """

@@ -33,7 +33,7 @@ SAMPLES = 2
 TINY = 1024
 """Elements, more than a result may have that is not recorded."""
 NO_CONTENT = {
-    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
+    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 }
 """Operators whose results are whatever was in memory."""
 NEVER_THE_SAME = {"linalg.lstsq"}

@@ -93,12 +93,7 @@ def lightness(color: str) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("of", "pictures"), [("page", 6), ("page_of_a_trace", 4)])
 def test_all_is_seen(
-    of: str,
-    pictures: int,
-    tmp_path: Path,
-    width: int,
-    scheme: str,
-    request: pytest.FixtureRequest,
+    of: str, pictures: int, tmp_path: Path, width: int, scheme: str, request: pytest.FixtureRequest
 ) -> None:
     found = shown(request.getfixturevalue(of), width, scheme, tmp_path)
     assert found["outside"] == [0]

@@ -24,8 +24,7 @@ QUICK = ("mlp", "transformer", "unrolled_gan", "inplace", "checkpoint")
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in JOBS],
+    "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in JOBS]
 )
 def test_job_keeps_its_bits_at_every_budget_down_to_out_of_memory(name: str) -> None:
     """From the unconstrained peak downward until out of memory, everything a user can compare is

@@ -134,10 +134,7 @@ RESULTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
     ),
     "sum": ("num_threads", lambda x: x.view(-1, 32).sum(0)),
     "attention": ("flash_sdp", attend),
-    "scatter": (
-        "deterministic",
-        lambda x: torch.zeros(64).index_add(0, (x * 1000).long() % 64, x),
-    ),
+    "scatter": ("deterministic", lambda x: torch.zeros(64).index_add(0, (x * 1000).long() % 64, x)),
 }
 """Operators whose bits may depend on a setting, here or on another processor."""
 

@@ -163,10 +163,7 @@ def test_a_job_without_an_optimizer_is_seen_to_its_end(asked):
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "x = torch.randn(1000); raise SystemExit(0)",
-        "x = [torch.randn(1000) for _ in range(200)]",
-    ],
+    ["x = torch.randn(1000); raise SystemExit(0)", "x = [torch.randn(1000) for _ in range(200)]"],
 )
 def test_nothing_is_advised_to_a_job_of_which_no_step_was_seen(asked, code):
     words, found = asked(f"import torch; {code}\n")

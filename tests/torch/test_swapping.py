@@ -32,10 +32,7 @@ def train(steps: int = 3) -> list[Tensor]:
 def test_a_job_larger_than_the_budget_trains_with_the_same_bits() -> None:
     """What it cannot compute again waits in host memory; without that it is out of memory."""
     expected = train()
-    with (
-        pytest.raises(torch.OutOfMemoryError),
-        dtr_alloc.session(budget=BUDGET, device="cpu"),
-    ):
+    with pytest.raises(torch.OutOfMemoryError), dtr_alloc.session(budget=BUDGET, device="cpu"):
         train()
     with checked_session(BUDGET, swap="1GiB"):
         got = train()
