@@ -65,7 +65,6 @@ def pool(index=0):
     """The process's pool of a device, with the methods of the tests' pools."""
     wrapped = NativePool.__new__(NativePool)
     wrapped.handle, wrapped._room = pools.existing().handles[index], ffi.NULL
-    wrapped._out = ffi.new("void **")
     return wrapped
 
 
