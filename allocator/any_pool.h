@@ -89,6 +89,7 @@ class AnyPool {
   virtual uint64_t slabs_begin() const { return 0; }
   uint64_t unused_bytes();  // of the budget
   virtual RoomInfo room_info(uint64_t) { return {}; }
+  virtual uint64_t lacking_chunks(uint64_t) { return kNoLimit; }
   // Large blocks in the order of addresses: from the block in use that begins at the address, with
   // the free ones directly before it, or from the lowest (0). Writes up to capacity of them and
   // returns how many.

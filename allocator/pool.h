@@ -95,6 +95,7 @@ class Pool final : public AnyPool {
   uint64_t take_openings(dtr_opening* openings, uint64_t capacity) override;
   uint64_t slabs_begin() const override { return reservation_.base() + small_.begin(); }
   RoomInfo room_info(uint64_t size_bytes) override;
+  uint64_t lacking_chunks(uint64_t size_bytes) override;
   uint64_t run(uint64_t address, RunBlock* blocks, uint64_t capacity) override;
   PoolStats stats() override;
   void reset_peak() override;

@@ -6,33 +6,31 @@
 
 namespace dtr {
 
-// Chunks that no block touches may come to lie under any address.
 RoomInfo Pool::room_info(uint64_t size) {
   std::lock_guard<PoolMutex> lock(mutex_);
   RoomInfo info{};
   info.base = reservation_.base();
   info.chunk_bytes = chunk_;
-  info.lacking_chunks = kNoLimit;
   info.fixed = fixed_ ? 1 : 0;
   info.in_one_piece = lowering_ == kNoLimit ? 1 : 0;
   const Block* hole = large_.largest(kIdle);
   info.has_hole = hole != nullptr && hole->size >= size ? 1 : 0;
-  // Without the bytes no remap makes the place: how many chunks lack at least is enough.
+  return info;
+}
+
+// Chunks that no block touches may come to lie under any address.
+uint64_t Pool::lacking_chunks(uint64_t size) {
+  std::lock_guard<PoolMutex> lock(mutex_);
   const Block* absent = large_.largest_absent();
-  if (!has_bytes(size) && absent != nullptr && absent->size >= size && aliased_.empty() &&
-      !fixed_) {
-    info.lacking_chunks =
-        chunks_.number(counts_.allocated_bytes + size - allotted_ * chunk_ - 1) + 1;
-    return info;
-  }
+  // Without the bytes no remap makes the place: how many chunks lack at least is enough.
+  if (!has_bytes(size) && absent != nullptr && absent->size >= size && aliased_.empty() && !fixed_)
+    return chunks_.number(counts_.allocated_bytes + size - allotted_ * chunk_ - 1) + 1;
   bool aliased = false;
   const Stretch stretch = find_stretch(large_, size, &aliased);
-  if (stretch.lacking != kNoLimit) {
-    const uint64_t taken = stretch.lacking + stretch.loose;
-    const uint64_t loose = loose_chunks();
-    info.lacking_chunks = taken > loose ? taken - loose : 0;
-  }
-  return info;
+  if (stretch.lacking == kNoLimit) return kNoLimit;
+  const uint64_t taken = stretch.lacking + stretch.loose;
+  const uint64_t loose = loose_chunks();
+  return taken > loose ? taken - loose : 0;
 }
 
 uint64_t Pool::free_beside(uint64_t address) {

@@ -200,6 +200,10 @@ DTR_EXPORT int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_po
   });
 }
 
+DTR_EXPORT uint64_t dtr_pool_lacking_chunks(dtr_pool* pool, uint64_t size_bytes) {
+  return answer(UINT64_MAX, [&] { return of(pool).lacking_chunks(size_bytes); });
+}
+
 DTR_EXPORT int32_t dtr_pool_run(dtr_pool* pool, const void* address, dtr_run_block* blocks,
                                 uint64_t capacity, uint64_t* count) {
   return guard([&] {

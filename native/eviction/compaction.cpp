@@ -269,7 +269,9 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
   dtr_pool_room room{};
   dtr_pool_get_room(device.pool, size_bytes, &room);
   const uint64_t chunk = room.chunk_bytes;
-  if (chunk == 0 || !room.in_one_piece || room.lacking_chunks == 0) return false;
+  if (chunk == 0 || !room.in_one_piece) return false;
+  const uint64_t lacking_chunks = dtr_pool_lacking_chunks(device.pool, size_bytes);
+  if (lacking_chunks == 0) return false;
   std::optional<ScopedTimer<uint64_t>> scan(environment_.stats.search_ns);
   const std::vector<dtr_block>& blocks = blocks_of(device.pool);
   const auto number_of = [&](uint64_t address) { return (address - room.base) / chunk; };
@@ -314,7 +316,7 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
   std::vector<Touched> cheapest;
   for (const Touched& one : touched)
     if (!std::isinf(one.cost_ns)) cheapest.push_back(one);
-  if (cheapest.size() < room.lacking_chunks) return false;
+  if (cheapest.size() < lacking_chunks) return false;
   std::sort(cheapest.begin(), cheapest.end(),
             [](const Touched& a, const Touched& b) { return a.cost_ns < b.cost_ns; });
   for (size_t look_at = 0; look_at < std::min(cheapest.size(), kMostLooks); ++look_at) {

@@ -69,17 +69,21 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
   dtr_pool_get_room(device.pool, size_bytes, &room);
   // Where there is a hole what is missing is time, or memory for slabs.
   const bool lacks_place = room.chunk_bytes > 0 && room.in_one_piece && !room.has_hole;
-  const bool can_remap = lacks_place && room.lacking_chunks == 0;
-  if (can_remap) remap_ns_ = remap_ns(device, room, size_bytes);
   const int32_t way = lacks_place && parts_.costs.needs().scores ? options.room : DTR_ROOM_SINGLE;
-  if (way == DTR_ROOM_SINGLE && can_remap) return Way::remap;
-  ++parts_.environment.stats.searches;
   Storage* const whole =
       way == DTR_ROOM_AUTO ? parts_.search.choose_whole(device, size_bytes) : nullptr;
   if (whole) {
+    ++parts_.environment.stats.searches;
     victims_.assign(1, whole);
     return Way::single;
   }
+  constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
+  const uint64_t lacking_chunks =
+      lacks_place ? dtr_pool_lacking_chunks(device.pool, size_bytes) : kNever;
+  const bool can_remap = lacking_chunks == 0;
+  if (can_remap) remap_ns_ = remap_ns(device, room, size_bytes);
+  if (way == DTR_ROOM_SINGLE && can_remap) return Way::remap;
+  ++parts_.environment.stats.searches;
   Storage* single = nullptr;
   if (options.heuristic.select == DTR_SELECT_CALLBACK)
     single = parts_.search.choose_by_callback(device, context, lock);
@@ -96,8 +100,7 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
   };
   if (single && parts_.windows.makes_place(device, single, size_bytes))
     return is_expensive() ? Way::remap : Way::single;
-  const bool lacks_bytes =
-      !can_remap && room.lacking_chunks != std::numeric_limits<uint64_t>::max();
+  const bool lacks_bytes = !can_remap && lacking_chunks != kNever;
   if (!(lacks_bytes && single)) {
     parts_.compactor.begin_search(device);
     const std::vector<Storage*>& members = parts_.windows.find(

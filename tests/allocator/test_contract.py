@@ -53,12 +53,22 @@ def test_fragmentation_costs_remapping_and_not_failure(pool, maps_chunks):
     for block in blocks[::2]:
         pool.free(block)
     assert pool.stats().largest_free_bytes == pool.chunk
+    assert lib.dtr_pool_lacking_chunks(pool.handle, 4 * pool.chunk) == 0
+    assert lib.dtr_pool_lacking_chunks(pool.handle, 5 * pool.chunk) == 1
     large = pool.allocate(4 * pool.chunk)
     assert large > blocks[-1]
     stats = pool.stats()
     assert stats.remaps == 1
     assert stats.unmapped_chunks == 4
     assert stats.reserved_bytes == stats.budget_bytes
+
+
+def test_chunks_that_a_block_touches_lack_for_a_remap(pool, maps_chunks):
+    for block in [pool.allocate(pool.chunk // 2) for _ in range(16)][::2]:
+        pool.free(block)
+    assert lib.dtr_pool_lacking_chunks(pool.handle, 2 * pool.chunk) == 2
+    with pytest.raises(OutOfMemory):
+        pool.allocate(2 * pool.chunk)
 
 
 def test_largest_free_is_what_can_be_allocated_without_remapping(make_pool):

@@ -261,14 +261,10 @@ void* dtr_pool_slabs_begin(const dtr_pool* pool);
 /* Returns the bytes of the budget that no block in use takes. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
-/* What a request for new memory lacks. A pool has as many addresses as its budget has bytes; others
- * are absent. A remap brings memory that no block touches, by chunks, to absent addresses, beside
- * free ones, so that a place for the request is there. */
+/* What a request for new memory finds. */
 typedef struct dtr_pool_room {
   uint64_t base;           /* chunks begin here */
   uint64_t chunk_bytes;    /* 0: the pool is a counted one and cannot tell */
-  uint64_t lacking_chunks; /* with so many more under no block a remap would make the place;
-                              UINT64_MAX: none would, as in a fixed pool */
   int32_t fixed;           /* 1: a fixed pool */
   int32_t in_one_piece;    /* 0: the budget is being lowered, which needs no place */
   int32_t has_hole;        /* 1: there is one as large as the request */
@@ -277,6 +273,12 @@ typedef struct dtr_pool_room {
 
 /* Writes what a request of size_bytes lacks. */
 int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out);
+
+/* A pool has as many addresses as its budget has bytes; others are absent. A remap brings memory that
+ * no block touches, by chunks, to absent addresses, beside free ones, so that a place for a request is
+ * there. Returns with how many more such chunks it would, at least; UINT64_MAX: with none, as in a fixed
+ * pool and in a counted one. */
+uint64_t dtr_pool_lacking_chunks(dtr_pool* pool, uint64_t size_bytes);
 
 /* One of the large blocks, in the order of addresses. */
 typedef struct dtr_run_block {
