@@ -263,11 +263,11 @@ uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
 /* What a request for new memory finds. */
 typedef struct dtr_pool_room {
-  uint64_t base;           /* chunks begin here */
-  uint64_t chunk_bytes;    /* 0: the pool is a counted one and cannot tell */
-  int32_t fixed;           /* 1: a fixed pool */
-  int32_t in_one_piece;    /* 0: the budget is being lowered, which needs no place */
-  int32_t has_hole;        /* 1: there is one as large as the request */
+  uint64_t base;        /* chunks begin here */
+  uint64_t chunk_bytes; /* 0: the pool is a counted one and cannot tell */
+  int32_t fixed;        /* 1: a fixed pool */
+  int32_t in_one_piece; /* 0: the budget is being lowered, which needs no place */
+  int32_t has_hole;     /* 1: there is one as large as the request */
   int32_t unused;
 } dtr_pool_room;
 
