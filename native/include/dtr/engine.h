@@ -35,8 +35,7 @@ typedef struct dtr_heuristic {
   double staleness_exponent; /* a: 0 to 1 */
   double recompute_factor;   /* r: 1 and more; r^recomputes counts as 1e15 at most */
   uint64_t seed;             /* of DTR_SELECT_RANDOM */
-  int32_t foresight;         /* 1: where the job repeats what it did, s is the time until the next
-                                use (policy/foresight.h) */
+  int32_t foresight;         /* 1: s is the time until a repeated use (policy/foresight.h) */
 } dtr_heuristic;
 
 /* What a heuristic of select DTR_SELECT_CALLBACK is told of a storage that can be evicted. */
@@ -67,19 +66,14 @@ typedef int32_t (*dtr_score_fn)(void* context, const dtr_candidate* candidates, 
 enum {
   DTR_ROOM_AUTO = 0,   /* the storage of the least score goes if that makes the place alone; else a
                           window or a remap, whichever costs less (policy/window_search.h) */
-  DTR_ROOM_SINGLE = 1, /* the storages of the least scores go, until it fits or a remap can do it
-                          (DTR) */
+  DTR_ROOM_SINGLE = 1, /* the least scores go, until it fits or a remap can do it (DTR) */
   DTR_ROOM_WINDOW = 2  /* the cheapest window goes (Coop) */
 };
 /* Windows need scores: with any other select than DTR_SELECT_SCORE all is single. */
 
-/* Whether contents on the CPU are compared with their last known state (graph/contents.h), in
- * memory that the host can read. Those whose address was given away always are, and whole. */
-enum {
-  DTR_CONTENTS_TRUSTED = 0,
-  DTR_CONTENTS_SAMPLED = 1, /* a few words of each */
-  DTR_CONTENTS_WHOLE = 2    /* every byte: to find who writes unseen */
-};
+/* How contents that the host can read are compared with their last known state (graph/contents.h):
+ * not, by a few words, or by every byte. Those whose address was given away always are, and whole. */
+enum { DTR_CONTENTS_TRUSTED = 0, DTR_CONTENTS_SAMPLED = 1, DTR_CONTENTS_WHOLE = 2 };
 
 /* What is learned of a job while it runs (native/learn/). The op log is used for that: switching it
  * (dtr_op_log_set) ends the learning. */
