@@ -119,13 +119,24 @@ double WindowSearch::joint_price(const SearchContext& context, const MemberCost&
   return joint;
 }
 
+// Few for a small request, as kMostScores in victim_search.cpp. A large one is rare, and the bounds of
+// its windows, which have many members, say little about their order. On a device, chunks and replays
+// cost so much more than looks that all are worth it (bench/null_cuda: GPT-2 medium mapped 959 chunks a
+// step with few looks, and maps none).
+size_t WindowSearch::most_looks(const Device& device, uint64_t size_bytes) const {
+  constexpr size_t kMostLooks = 64;
+  constexpr uint64_t kSmall = 256;  // so many requests make the budget
+  if (environment_.options.room != DTR_ROOM_AUTO || device.type != kCpu) return Candidates::kAny;
+  dtr_pool_stats stats;
+  dtr_pool_get_stats(device.pool, &stats);
+  return kMostLooks * std::max<uint64_t>(size_bytes / (stats.budget_bytes / kSmall + 1), 1);
+}
+
 const std::vector<Storage*>& WindowSearch::find(Device& device, const SearchContext& context,
                                                 uint64_t size_bytes,
                                                 const MemberCost& member_cost_ns) {
-  constexpr size_t kMostLooks = 64;  // as kMostScores in victim_search.cpp
   const dtr_engine_options& options = environment_.options;
-  search(device, context, size_bytes,
-         options.room == DTR_ROOM_AUTO ? kMostLooks : Candidates::kAny);
+  search(device, context, size_bytes, most_looks(device, size_bytes));
   Window best;
   double least = std::numeric_limits<double>::infinity();
   const bool credits_bytes =

@@ -17,7 +17,7 @@
 //       it is divided by the bytes of the window, if the score has a size: what is beyond the
 //       request serves the next one. But no window counts for more than kMostTimes the request.
 //   W5  What is found is what trying all would find; checked by check_invariants(). Under
-//       DTR_ROOM_AUTO only the first few candidates are tried, by the order of their bounds.
+//       DTR_ROOM_AUTO on the CPU the first few are tried, by the order of their bounds.
 #pragma once
 
 #include <algorithm>
@@ -114,6 +114,7 @@ class WindowSearch {
   bool extend(Device& device, const SearchContext& context, uint64_t size_bytes, Storage* first,
               double most, Window* window);
   void take_members(const Device& device, const Window& window);
+  size_t most_looks(const Device& device, uint64_t size_bytes) const;
   void search(Device& device, const SearchContext& context, uint64_t size_bytes, size_t most_looks);
   double joint_price(const SearchContext& context, const MemberCost& member_cost_ns);
   void check(Device& device, const SearchContext& context);
