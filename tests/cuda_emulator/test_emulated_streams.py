@@ -55,38 +55,37 @@ digest(loss, *parameters)
 """
 )
 
-TWO_DEVICES = (
-    LAYERS
-    + """
-first, second = layers(6, "cuda:0"), layers(6, "cuda:1")
-parameters = [*first.parameters(), *second.parameters()]
-optimizer = torch.optim.SGD(parameters, lr=0.05)
-x = torch.randn(512, 128)
-for step in range(3):
-    optimizer.zero_grad()
-    a = first(x.to("cuda:0")).square().mean()
-    b = second(x.to("cuda:1")).square().mean()
-    loss = a.to("cuda:1") + b
-    loss.backward()
-    optimizer.step()
-digest(loss, *parameters, *(torch.cuda.get_rng_state(device) for device in (0, 1)))
-"""
-)
 
-PIPELINE = (
-    LAYERS
-    + """
+def over_two_devices(loss: str, digested: str = "") -> str:
+    """Steps of layers on two devices, the first of which has the inputs."""
+    return (
+        LAYERS
+        + f"""
 first, second = layers(6, "cuda:0"), layers(6, "cuda:1")
 parameters = [*first.parameters(), *second.parameters()]
 optimizer = torch.optim.SGD(parameters, lr=0.05)
 x = torch.randn(512, 128).to("cuda:0")
 for step in range(3):
     optimizer.zero_grad()
-    loss = second(first(x).to("cuda:1")).square().mean()
+    {loss}
     loss.backward()
     optimizer.step()
-digest(loss, *parameters)
+digest(loss, *parameters, {digested})
 """
+    )
+
+
+TWO_DEVICES = over_two_devices(
+    """a = first(x.to("cuda:0")).square().mean()
+    b = second(x.to("cuda:1")).square().mean()
+    loss = a.to("cuda:1") + b""",
+    "*(torch.cuda.get_rng_state(device) for device in (0, 1))",
+)
+PIPELINE = over_two_devices("""loss = second(first(x).to("cuda:1")).square().mean()""")
+PEERS = over_two_devices(
+    """middle = first(x)
+    turned = middle.t().to("cuda:1").t() + middle.double().to("cuda:1", torch.float32)
+    loss = second(turned).square().mean()"""
 )
 
 CASES = {
@@ -107,25 +106,6 @@ def test_the_same_bits_under_every_budget(machine, name):
         assert run.output == expected.output
         assert run.stats["evictions"] > 0
         assert run.stats["rematerializations"] > 0
-
-
-PEERS = (
-    LAYERS
-    + """
-first, second = layers(6, "cuda:0"), layers(6, "cuda:1")
-parameters = [*first.parameters(), *second.parameters()]
-optimizer = torch.optim.SGD(parameters, lr=0.05)
-x = torch.randn(512, 128).to("cuda:0")
-for step in range(3):
-    optimizer.zero_grad()
-    middle = first(x)
-    turned = middle.t().to("cuda:1").t() + middle.double().to("cuda:1", torch.float32)
-    loss = second(turned).square().mean()
-    loss.backward()
-    optimizer.step()
-digest(loss, *parameters)
-"""
-)
 
 
 def test_devices_that_are_connected_copy_by_kernels_that_use_each_others_memory(machine):
