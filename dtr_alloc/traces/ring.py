@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +147,7 @@ class _Present:
 
 def _stretches(chunks: Sequence[int], chunk_bytes: int) -> Iterator[tuple[int, int]]:
     """Neighboring chunks as one."""
-    begin = end = None
-    for chunk in chunks:
-        if begin is not None and chunk != end:
-            yield begin, end or 0
-            begin = None
-        begin = chunk if begin is None else begin
-        end = chunk + chunk_bytes
-    if begin is not None:
-        yield begin, end or 0
+    places = enumerate(chunks)
+    for _, stretch in groupby(places, lambda place: place[1] - place[0] * chunk_bytes):
+        side_by_side = [chunk for _, chunk in stretch]
+        yield side_by_side[0], side_by_side[-1] + chunk_bytes

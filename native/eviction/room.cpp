@@ -72,18 +72,17 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
   const int32_t way = lacks_place && parts_.costs.needs().scores ? options.room : DTR_ROOM_SINGLE;
   Storage* const whole =
       way == DTR_ROOM_AUTO ? parts_.search.choose_whole(device, size_bytes) : nullptr;
-  if (whole) {
-    ++parts_.environment.stats.searches;
-    victims_.assign(1, whole);
-    return Way::single;
-  }
   constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
   const uint64_t lacking_chunks =
-      lacks_place ? dtr_pool_lacking_chunks(device.pool, size_bytes) : kNever;
+      lacks_place && !whole ? dtr_pool_lacking_chunks(device.pool, size_bytes) : kNever;
   const bool can_remap = lacking_chunks == 0;
   if (can_remap) remap_ns_ = remap_ns(device, room, size_bytes);
   if (way == DTR_ROOM_SINGLE && can_remap) return Way::remap;
   ++parts_.environment.stats.searches;
+  if (whole) {
+    victims_.assign(1, whole);
+    return Way::single;
+  }
   Storage* single = nullptr;
   if (options.heuristic.select == DTR_SELECT_CALLBACK)
     single = parts_.search.choose_by_callback(device, context, lock);

@@ -22,12 +22,12 @@ constexpr double kNsPerSecond = 1e9;
 constexpr uint64_t kTimedCopies = 4;
 
 bool is_timed(uint8_t device_type, const Bandwidth& way, uint64_t bytes) {
-  return way.learns_from(bytes) && (device_type == 0 || way.readings() < kTimedCopies);
+  return way.learns_from(bytes) && (device_type == kCpu || way.readings() < kTimedCopies);
 }
 
 Bandwidth bandwidth_of(double bytes_per_s, uint8_t device_type) {
   if (bytes_per_s > 0) return Bandwidth(bytes_per_s / kNsPerSecond, true);
-  return Bandwidth(device_type == 0 ? kFileBytesPerNs : kLinkBytesPerNs, false);
+  return Bandwidth(device_type == kCpu ? kFileBytesPerNs : kLinkBytesPerNs, false);
 }
 
 }  // namespace

@@ -47,7 +47,7 @@ class Contents {
 
   // Whether every byte counts that an op with a record has read: others may write to it unseen.
   static bool others_hold(const Storage* storage) {
-    return storage->external && storage->device_type == 0 && storage->state == State::resident;
+    return storage->external && storage->device_type == kCpu && storage->state == State::resident;
   }
 
   // A resident storage's content is as it should be.
@@ -78,7 +78,7 @@ class Contents {
 
  private:
   bool is_watched(const Storage* storage) const {
-    return !storage->external && storage->device_type == 0 && environment_.options.contents != 0;
+    return !storage->external && storage->device_type == kCpu && environment_.options.contents != 0;
   }
   // Whether the checksum is kept: it was computed, or something was computed from it.
   static bool is_known(const Storage* storage) { return storage->parent || storage->children; }

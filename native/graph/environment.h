@@ -11,6 +11,8 @@
 
 namespace dtr {
 
+constexpr uint64_t kNoBudget = uint64_t{1} << 62;  // bytes from which on a budget is none
+
 struct Environment {
   struct Pool {
     uint8_t device_type;

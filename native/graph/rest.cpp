@@ -4,12 +4,6 @@
 
 namespace dtr {
 
-namespace {
-
-constexpr uint64_t kNoBudget = uint64_t{1} << 62;  // from here on there is none
-
-}  // namespace
-
 uint64_t Rest::mark_of(const dtr_pool_stats& stats) {
   if (stats.budget_bytes < kNoBudget) return stats.budget_bytes / 2;
   return stats.total_bytes > 0 ? stats.total_bytes / 10 * 9 : kNoBudget;

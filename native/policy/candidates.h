@@ -125,8 +125,9 @@ class Candidates {
   void widen_all();
 
   // Calls begin(storage) for each candidate with which a window of `wanted` bytes may begin that
-  // costs at most `limit`; begin() may lower the limit. Ends after so many looks at candidates, by the
-  // order of their bounds, if one such was found. price(storage): the exact price of a member, infinite if it cannot be evicted.
+  // costs at most `limit`; begin() may lower the limit. Ends after so many looks at candidates, by
+  // the order of their bounds, if one such was found. price(storage): the exact price of a member,
+  // infinite if it cannot be evicted.
   template <typename Price, typename Begin>
   void search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted, const double& limit,
                       size_t most_looks, Price&& price, Begin&& begin);

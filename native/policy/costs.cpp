@@ -5,6 +5,7 @@
 #include <string>
 
 #include "base/error.h"
+#include "graph/records.h"
 
 namespace dtr {
 
@@ -44,7 +45,7 @@ int64_t CostTable::estimate(uint64_t signature, uint64_t bytes, uint8_t device_t
 
 int64_t CostTable::prior(uint64_t bytes, uint8_t device_type) {
   return whole(static_cast<double>(bytes) /
-               (device_type == 0 ? kHostBytesPerNs : kDeviceBytesPerNs));
+               (device_type == kCpu ? kHostBytesPerNs : kDeviceBytesPerNs));
 }
 
 int64_t CostTable::add(uint64_t signature, uint64_t op_key, int64_t reading_ns) {

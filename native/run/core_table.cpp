@@ -1,7 +1,6 @@
 // core_table.cpp: what a framework may ask of the core (dtr/framework.h).
 
 #include "base/error.h"
-#include "base/scoped_timer.h"
 #include "engine.h"
 
 namespace dtr {
@@ -49,7 +48,6 @@ void add_memory(dtr_core& table) {
     return engine_of(engine)->allocate_workspace(device_type, device_index, size_bytes, stream,
                                                  beyond);
   };
-  table.room_ns = [] { return room_ns_of_thread(); };
   table.freed = [](void* engine, void* address) { engine_of(engine)->freed(address); };
   table.evicted_died = [](void* engine, void* context) {
     engine_of(engine)->evicted_died(static_cast<Storage*>(context));

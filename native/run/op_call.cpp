@@ -17,7 +17,6 @@ namespace {
 constexpr uint64_t kSpareBytesOfRecord = 128;
 constexpr uint64_t kSpareBytes = 1 << 20;
 // Budgets from here on are none.
-constexpr uint64_t kNoBudget = uint64_t{1} << 62;
 // Records of more results may need more than was kept back for the operator.
 constexpr uint64_t kManyResults = kSpareBytes / kSpareBytesOfRecord / 4;
 

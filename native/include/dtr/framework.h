@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 14
+#define DTR_BRIDGE_ABI_VERSION 15
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -124,8 +124,6 @@ typedef struct dtr_core {
    * pool_free_beyond its deleter) where evicting would not make room. NULL if neither has it. */
   void* (*allocate_workspace)(void* engine, uint8_t device_type, int8_t device_index,
                               uint64_t size_bytes, uint64_t stream, int32_t* beyond);
-  /* Nanoseconds of this thread in which room was made for what it allocates, on any engine. */
-  int64_t (*room_ns)(void);
   /* The deleter of all memory that allocate gave. */
   void (*freed)(void* engine, void* address);
   /* The deleter of an evicted storage's empty pointer. */

@@ -124,9 +124,9 @@ typedef int32_t (*dtr_room_fn)(void* context, uint64_t size_bytes, uint64_t stre
 int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out);
 
 /* Unmaps everything and frees the pool.
- * Fails iff: DTR_STATE if blocks, memory beyond the budget or host memory are in use, a stream of the device is being
- * captured, or an engine has the pool; DTR_DRIVER if the driver refuses. It may be called again
- * then. */
+ * Fails iff: DTR_STATE if blocks, memory beyond the budget or host memory are in use, a stream of the
+ * device is being captured, or an engine has the pool; DTR_DRIVER if the driver refuses. It may be
+ * called again then. */
 int32_t dtr_pool_destroy(dtr_pool* pool);
 
 /* Sets the function that is asked for room; NULL for none. An engine sets its pools' functions:
@@ -271,7 +271,7 @@ typedef struct dtr_pool_room {
   int32_t unused;
 } dtr_pool_room;
 
-/* Writes what a request of size_bytes lacks. */
+/* Writes what a request of size_bytes finds. */
 int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out);
 
 /* A pool has as many addresses as its budget has bytes; others are absent. A remap brings memory that
