@@ -2,7 +2,8 @@
 //
 // At rest every content is a constant: no record of how it was made is left, so nothing is evicted,
 // and whatever an operator overwrites, nothing depends on it. What holds for a storage beyond its
-// content (pins, an address that was given away, a captured graph) is still known.
+// content (pins, an address that was given away, a captured graph) is still known. Only parameters
+// are forgotten: a tensor is one again once a recorded operator uses it as one.
 //
 //  Z1  It goes to rest after two looks in a row, some thousands of operators apart, between which
 //      memory's peak did not rise, no request had a size that was new, and nothing was evicted; and

@@ -48,6 +48,8 @@ class Store:
 
     pins = 0
     escaped = False
+    # How often the recorder had gone to rest when an operator used it as a parameter, or None.
+    parameter_since_rest = None
     given_away = False
 
     def __init__(self, words: int, expected: bytes):
