@@ -444,7 +444,7 @@ class Config:
     ranks: str = "agree"
     """The behavior of other ranks of ``torch.distributed`` when one ends with
     torch.OutOfMemoryError. ``agree``: they raise it as well, and name the rank. ``off``: they wait
-    until the timeout of their process group, and nothing in torch.distributed is replaced."""
+    until the timeout of their process group."""
 
     trust: tuple[str, ...] = ()
     """Custom operators that repeat bit for bit, or namespaces of such operators:

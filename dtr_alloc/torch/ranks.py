@@ -15,10 +15,11 @@ collective in which it waits (threads.py). That collective ends once all are tol
 are aborted, and the failed rank, which has waited for this, ends. Its end closes the connections of
 gloo, whose groups cannot be aborted.
 
-Nothing begins before the job has a process group. The function of PyTorch that is replaced to
-notice it stays replaced, and does nothing without a session.
+No function of PyTorch is replaced. The thread begins with the session or, if the job has no process
+group then, when the recorder first meets an operator afterwards: the first collective at the
+latest. A rank that fails looks for its group when its process ends.
 
-Upstream: torch/distributed/distributed_c10d.py (_update_default_pg, _world),
+Upstream: torch/distributed/distributed_c10d.py (_world),
 torch/csrc/distributed/c10d/ProcessGroup.hpp (abort).
 """
 
@@ -32,9 +33,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from itertools import count
 from multiprocessing.util import Finalize
 from typing import Any
+from weakref import ref
 
 import torch
 import torch.distributed as dist
@@ -53,43 +54,42 @@ _FAILED, _TOLD = "failed", "told"
 
 
 class _Group:
-    """The job's default process group, seen from one of its ranks."""
+    """A default process group of the job, seen from one of its ranks."""
 
-    def __init__(self, group: Any, number: int) -> None:
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = ref(group)
         self._rank, self._size = group.rank(), group.size()
-        # The job's own connection is locked while a call on it waits, which may take minutes.
-        own = group.get_group_store().clone()
-        self._store = dist.PrefixStore(f"dtr_alloc/{number}", own)
-        self.is_default = True
+        self._store: Any = None
         self._is_told = False
         self._has_left = False
-        self._over = threading.Event()
-        self._thread: threading.Thread | None = None
+        try:
+            # The job's own connection is locked while a call on it waits, which may take minutes.
+            own = group.get_group_store().clone()
+            # A later group may have the same store.
+            self._store = dist.PrefixStore(f"dtr_alloc/{_failures}", own)
+        except Exception as error:
+            print(
+                f"dtr_alloc: if a rank runs out of memory, the others will wait for it: {error}",
+                file=sys.stderr,
+            )
 
-    def watch(self) -> None:
-        """Begins to look for a failed rank."""
-        if self._thread is None:
-            self._over.clear()
-            self._thread = threading.Thread(target=self._look, name="dtr_alloc ranks", daemon=True)
-            self._thread.start()
+    def is_of(self, group: object) -> bool:
+        return self._group() is group
 
-    def stop_watching(self) -> None:
-        # The thread must not be in PyTorch when the interpreter ends.
-        self._over.set()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_PATIENCE_SECONDS)
-        self._thread = None
+    def failure(self) -> str | None:
+        """The message of a failed rank, if there is one."""
+        if self._store is None:
+            return None
+        try:
+            return self._store.get(_FAILED).decode() if self._store.check([_FAILED]) else None
+        except RuntimeError:  # the rank that kept the store has ended, its job done
+            self._store = None
+            return None
 
-    def _look(self) -> None:
-        with suppress(RuntimeError):  # the rank that kept the store has ended, its job done
-            while not self._over.wait(_PERIOD_SECONDS):
-                if self._store.check([_FAILED]):
-                    self._tell(self._store.get(_FAILED).decode())
-                    return
-
-    def _tell(self, words: str) -> None:
-        if self._over.is_set():
-            return
+    def tell(self, words: str) -> None:
+        """Has the main thread raise the error, and its collectives end."""
+        global _failures
+        _failures += 1
         self._is_told = True
 
         def raise_on_main_thread() -> None:
@@ -105,12 +105,11 @@ class _Group:
         """Tells the others that this rank has failed, unless the error is that of another one.
         Returns when all are told: the end of this rank ends its connections, and perhaps the
         store."""
-        if self._has_left:
+        if self._has_left or self._store is None:
             return
         self._has_left = True
         more = 0
         if not self._is_told:
-            self.stop_watching()
             words = (
                 f"dtr_alloc: rank {self._rank} of {self._size}, whose budget is "
                 f"{report.budget_text(_runtime.config.budget)}, is out of memory and ends, so no "
@@ -130,54 +129,76 @@ class _Group:
                 time.sleep(_A_MOMENT_SECONDS)
 
 
+class _Watch:
+    """A thread that looks for a failed rank, from begin() to end()."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="dtr_alloc ranks", daemon=True)
+
+    def begin(self) -> None:
+        """More calls do nothing."""
+        with suppress(RuntimeError):
+            self._thread.start()
+
+    def end(self) -> None:
+        # The thread must not be in PyTorch when the interpreter ends.
+        self._over.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(_PATIENCE_SECONDS)
+
+    def _look(self) -> None:
+        while not self._over.wait(_PERIOD_SECONDS):
+            group = _last_group()
+            if group is None or not group.is_of(dist.group.WORLD):
+                continue
+            words = group.failure()
+            if words is not None and not self._over.is_set():
+                group.tell(words)
+                return
+
+
 _runtime: Session
+_watch: _Watch | None = None
 _group: _Group | None = None
-"""The last one, also when the job has destroyed it: others may be waiting in theirs."""
-_is_watching = False
-_numbers = count(1)
+_failures = 0
+"""Failed ranks of which this one was told."""
 
 
 def start(runtime: Session) -> None:
     """Watches the other ranks from now on, or once there are any."""
-    global _runtime, _is_watching
+    global _runtime, _watch
     if not dist.is_available():
         return
     _runtime = runtime
-    _is_watching = True
-    _replace_in_torch()
-    if _group is not None and _group.is_default:
-        _group.watch()
-    elif dist.is_initialized():
-        _meet(dist.group.WORLD)
+    _watch = _Watch()
+    _decide_at_end()
+    runtime.recorder.meet_operator = _begin_if_there_are_ranks
+    _begin_if_there_are_ranks()
+    if any(rule.lasts for rule in runtime.recorder.rules):  # collectives were met before
+        _watch.begin()
+
+
+def _begin_if_there_are_ranks() -> None:
+    if _watch is not None and dist.is_initialized():
+        _watch.begin()
 
 
 def stop() -> None:
-    """Stops reading the store. A failure of this rank is still told: the error may be leaving the
-    session."""
-    global _is_watching
-    _is_watching = False
-    if _group is not None:
-        _group.stop_watching()
+    """Stops looking. A failure of this rank is still told: the error may be leaving the session."""
+    if _watch is not None:
+        _watch.end()
 
 
-def _meet(group: Any) -> None:
-    """The job has another default process group, or none."""
+def _last_group() -> _Group | None:
+    """The job's default process group. If the job has destroyed it, others may be waiting in
+    theirs."""
     global _group
-    if _group is not None:
-        _group.stop_watching()
-        _group.is_default = False
-    if not (_is_watching and isinstance(group, dist.ProcessGroup) and group.size() > 1):
-        return
-    try:
-        _group = _Group(group, next(_numbers))
-    except Exception as error:
-        print(
-            f"dtr_alloc: if a rank runs out of memory, the others will wait for it: {error}",
-            file=sys.stderr,
-        )
-        return
-    _decide_at_end()
-    _group.watch()
+    group = dist.group.WORLD
+    is_new = _group is None or not _group.is_of(group)
+    if is_new and isinstance(group, dist.ProcessGroup) and group.size() > 1:
+        _group = _Group(group)
+    return _group
 
 
 @functools.cache
@@ -189,9 +210,10 @@ def _decide_at_end() -> None:
 def _end_of_process() -> None:
     stop()
     error = _ends_by()
-    while error is not None and _group is not None and _runtime.config.ranks != "off":
+    while error is not None and _runtime.config.ranks != "off":
         if isinstance(error, torch.OutOfMemoryError):
-            _group.leave(error)
+            if (group := _last_group()) is not None:
+                group.leave(error)
             return
         error = error.__cause__ or error.__context__
 
@@ -222,19 +244,6 @@ _RAISE = bytes([opcode.opmap["RAISE_VARARGS"], 0])
 """What ``raise`` is without an argument."""
 
 
-@functools.cache
-def _replace_in_torch() -> None:
-    c10d: Any = dist.distributed_c10d
-    update = c10d._update_default_pg
-
-    @functools.wraps(update)
-    def update_default_pg(group: Any) -> None:
-        update(group)
-        _meet(group)
-
-    c10d._update_default_pg = update_default_pg
-
-
 def _abort_groups() -> None:
     names = dist.distributed_c10d._world.pg_names
     # In the same order on each rank, as PyTorch does it.
@@ -244,8 +253,8 @@ def _abort_groups() -> None:
 
 
 def _after_fork_in_child() -> None:
-    global _group, _is_watching
-    _group, _is_watching = None, False
+    global _group, _watch
+    _group = _watch = None
     _decide_at_end.cache_clear()  # multiprocessing forgets what its parent was to do
 
 

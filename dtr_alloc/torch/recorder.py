@@ -145,12 +145,14 @@ class Recorder:
         explain: raises the error that a Python heuristic failed with, if one did on this thread;
             is given the message of the resulting error.
         drain_log: writes the pending part of the op log.
+        meet_operator: is called when an operator is met for the first time.
     """
 
     def __init__(self, bridge: Bridge, device_type: str) -> None:
         self.rules: list[Rule] = []
         self.explain: Callable[[str], None] = _nothing
         self.drain_log: Callable[[], None] = _nothing
+        self.meet_operator: Callable[[], None] = _nothing
         self._bridge = bridge
         self._calls: dict[int, _Call] = {}
         self._said: set[int] = set()
@@ -334,6 +336,7 @@ class Recorder:
     def decide(self, name: str, overload: str) -> list[int]:
         """The rule of an operator, as numbers."""
         rule = rule_for(_overload(name, overload))
+        self.meet_operator()
         with self._rules_lock:
             self.rules.append(rule)
             number = len(self.rules) - 1

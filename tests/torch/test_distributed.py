@@ -261,6 +261,28 @@ def test_a_rank_that_ends_out_of_memory_has_others_raise_in_their_collective(
     assert f"requested 1.0 GiB ({4 << 28} bytes)" in told
 
 
+def test_a_rank_learns_of_groups_that_are_made_later(tmp_path):
+    script = """
+        from dtr_alloc.torch import ranks
+        ranks._PATIENCE_SECONDS = 600
+        dist.all_reduce(made(0))
+        dist.destroy_process_group()
+        method = "file://" + file + "again"
+        if rank == 1:
+            dtr_alloc.disable()
+            dtr_alloc.enable("64MiB", device="cpu", thrash="off")
+        dist.init_process_group("gloo", init_method=method, rank=rank, world_size=2)
+        if rank == 1:
+            torch.empty(1 << 28)
+        try:
+            dist.all_reduce(made(0))
+        except torch.OutOfMemoryError as error:
+            print(error)
+        """
+    told, _ = run(tmp_path, script, statuses=(0, 1))
+    assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory and ends" in told
+
+
 HANDLED = {
     "it goes on": "",
     "it ends well": "dist.all_reduce(x); sys.exit(0)",
@@ -311,8 +333,8 @@ from dtr_alloc.torch import ranks
 
 def job(rank, file):
     ranks._PATIENCE_SECONDS = 600
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     dtr_alloc.enable("64MiB", device="cpu")
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     if rank == 1:
         torch.empty(1 << 28)
     try:
