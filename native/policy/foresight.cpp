@@ -43,8 +43,13 @@ bool Foresight::ran(uint64_t signature, int64_t own_ns, int64_t cost_ns) {
     context = (context ^ op(now - back).signature) * 0x9E3779B97F4A7C15ull + back;
   uint64_t& slot = contexts_[context >> 50 & (kSlots - 1)];
   most_live_bytes_ = std::max(most_live_bytes_, live_bytes_);
-  ran_.push_back(
-      {signature, context, slot, use_base_ + uses_.size(), own_ns, own_ns + cost_ns, live_bytes_});
+  uint64_t low = live_bytes_, high = live_bytes_;
+  if (now % kBlock > 0 && !ran_.empty()) {
+    low = std::min(low, ran_.back().block_low);
+    high = std::max(high, ran_.back().block_high);
+  }
+  ran_.push_back({signature, context, slot, use_base_ + uses_.size(), own_ns, own_ns + cost_ns,
+                  live_bytes_, low, high});
   slot = now + 1;
   if (lag_ > 0 && (now - lag_ < base_ || op(now - lag_).signature != signature)) lag_ = 0;
   if (lag_ == 0) find_lag();
@@ -54,23 +59,42 @@ bool Foresight::ran(uint64_t signature, int64_t own_ns, int64_t cost_ns) {
   return true;
 }
 
-// E1. Entries come from the latest to the earliest, so what swung since one has swung since the next.
+// The latest operator from which on much more was in use at some point than at another; 0: none.
+uint64_t Foresight::swings_from() const {
+  uint64_t from = base_ + ran_.size();
+  uint64_t low = live_bytes_, high = live_bytes_;
+  const auto takes = [&](uint64_t least, uint64_t most) {
+    low = std::min(low, least);
+    high = std::max(high, most);
+    return swings(low, high, most_live_bytes_);
+  };
+  while (from > base_) {
+    const uint64_t before_low = low, before_high = high;
+    const Ran& last = op(from - 1);
+    if (takes(last.block_low, last.block_high)) {
+      low = before_low;
+      high = before_high;
+      break;
+    }
+    from = std::max(base_, (from - 1) / kBlock * kBlock);
+  }
+  while (from > base_)
+    if (const Ran& last = op(--from); takes(last.live_bytes, last.live_bytes)) return from;
+  return 0;
+}
+
+// E1. Entries come from the latest to the earliest.
 void Foresight::find_lag() {
   const uint64_t now = base_ + ran_.size() - 1;
+  const uint64_t end = swings_from();
+  if (end == 0) return;
   const Ran& last = ran_.back();
   uint64_t longest = kContext - 1, looks = 0;
-  uint64_t since = now + 1, high = last.live_bytes, low = high;
   for (uint64_t entry = last.before; entry > base_ && ++looks < kMostLooks;
        entry = op(entry - 1).before) {
     const uint64_t then = entry - 1;
     const Ran& other = op(then);
-    // Whether much more was in use at some point since then than at another.
-    while (since > then + 1) {
-      --since;
-      high = std::max(high, op(since).live_bytes);
-      low = std::min(low, op(since).live_bytes);
-    }
-    if (other.context != last.context || !swings(low, high, most_live_bytes_) ||
+    if (then >= end || other.context != last.context ||
         !is_balanced(other.live_bytes, last.live_bytes, most_live_bytes_))
       continue;
     uint64_t length = 0;

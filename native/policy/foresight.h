@@ -51,8 +51,10 @@ class Foresight {
     uint64_t first_use;  // in uses_
     int64_t begin_ns, end_ns;
     uint64_t live_bytes;
+    uint64_t block_low, block_high;  // of the operators of its block up to it, in use
   };
   static constexpr uint64_t kContext = 8;         // operators
+  static constexpr uint64_t kBlock = 64;          // operators
   static constexpr uint64_t kMost = 1 << 17;      // operators that are remembered
   static constexpr uint64_t kMostUses = 1 << 20;  // of their tensors, but for the last operator's
   static constexpr uint64_t kSlots = 1 << 14;     // of contexts
@@ -61,6 +63,7 @@ class Foresight {
   static constexpr uint64_t kNever = UINT64_MAX;
 
   const Ran& op(uint64_t number) const { return ran_[number - base_]; }
+  uint64_t swings_from() const;
   void find_lag();
   void forget_the_oldest();
 
