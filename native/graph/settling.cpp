@@ -1,7 +1,5 @@
 #include "settling.h"
 
-#include <unordered_set>
-
 namespace dtr {
 
 namespace {
@@ -80,7 +78,15 @@ void Settling::settle_with_others(Storage* lost, Deferred& deferred) {
   const uint64_t most = environment_.stats.kept_constant_bytes + lost->size_bytes;
   uint64_t taken = 0, freed = 0;
   std::vector<Storage*> sources{lost}, dependents;
-  std::unordered_set<const Storage*> above{lost}, below;
+  const uint64_t above = graph_.next_walk(), below = graph_.next_walk(), both = graph_.next_walk();
+  size_t met_above = 1, met_below = 0;
+  lost->mark = above;
+  const auto meets = [both](Storage* storage, uint64_t here, uint64_t there, size_t* met) {
+    if (storage->mark == here || storage->mark == both) return false;
+    storage->mark = storage->mark == there ? both : here;
+    ++*met;
+    return true;
+  };
   for (size_t i = 0; i < sources.size(); ++i) {
     freed += sources[i]->size_bytes;
     const size_t known = dependents.size();
@@ -92,10 +98,10 @@ void Settling::settle_with_others(Storage* lost, Deferred& deferred) {
         if (edge->lost) continue;
         for (const Output& output : edge->op->outputs) {
           Storage* dependent = output.storage;
-          if (!dependent || !below.insert(dependent).second) continue;
+          if (!dependent || !meets(dependent, below, above, &met_below)) continue;
           const bool is_in_use =
               dependent->overwriters > 0 || (!dependent->live && dependent->locks > 0);
-          if (is_in_use || below.size() > kMostMet) return;
+          if (is_in_use || met_below > kMostMet) return;
           if (!dependent->live) {
             pending_.push_back(dependent);
             continue;
@@ -112,8 +118,8 @@ void Settling::settle_with_others(Storage* lost, Deferred& deferred) {
       if (!storage->parent) continue;
       for (const Edge& edge : storage->parent->edges) {
         Storage* input = edge.input;
-        if (!input || input->live || !above.insert(input).second) continue;
-        if (above.size() > kMostMet) return;
+        if (!input || input->live || !meets(input, above, below, &met_above)) continue;
+        if (met_above > kMostMet) return;
         if (input->parent)
           pending_.push_back(input);
         else if (has_content(input))
