@@ -56,7 +56,7 @@ _FAILED, _TOLD = "failed", "told"
 class _Group:
     """A default process group of the job, seen from one of its ranks."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: Any) -> None:
         self._group = ref(group)
         self._rank, self._size = group.rank(), group.size()
         self._store: Any = None
