@@ -55,21 +55,9 @@ OTHER_VARIABLES = {
 WITHOUT_VARIABLE = ("log_steps",)
 """Settings without a variable: for calls, the command line and files."""
 
-_UNITS = {
-    "b": 1,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-    "k": 2**10,
-    "m": 2**20,
-    "g": 2**30,
-    "t": 2**40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-}
+_UNITS = {"b": 1}
+for _power, _letter in enumerate("kmgt", 1):
+    _UNITS |= {_letter: 1024**_power, f"{_letter}ib": 1024**_power, f"{_letter}b": 1000**_power}
 _NUMBER = re.compile(
     r"(?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][0-9]{1,2})?)\s*(?P<unit>[A-Za-z]*|%)", re.ASCII
 )
@@ -310,17 +298,8 @@ class PoolOptions:
         """From ``chunk:2MiB,keep:1GiB,fixed,strict``. Raises ValueError."""
         if isinstance(value, PoolOptions):
             return value
-        return cls(
-            **_parts(
-                value,
-                {
-                    "chunk": _size_or("auto", 0, least=1),
-                    "keep": _size_or("all", UNLIMITED_BYTES),
-                    "fixed": None,
-                    "strict": None,
-                },
-            )
-        )
+        sizes = {"chunk": _size_or("auto", 0, least=1), "keep": _size_or("all", UNLIMITED_BYTES)}
+        return cls(**_parts(value, {**sizes, "fixed": None, "strict": None}))
 
     def __str__(self) -> str:
         chunk = self.chunk or "auto"
@@ -374,12 +353,11 @@ class Debug:
         return cls(**_parts(value, {**dict.fromkeys(names), **readers}))
 
     def __str__(self) -> str:
-        parts = [name for name in ("poison", "contents") if getattr(self, name)]
-        parts += [f"verify:{self.verify}"] if self.verify else []
-        parts += ["no-moves"] if self.no_moves else []
-        parts += ["guard"] if self.guard else []
-        parts += [f"tiny:{self.tiny}"] if self.tiny != TINY_BYTES else []
-        parts += [f"rest:{self.rest}"] if self.rest != REST_OPS else []
+        parts = []
+        for each in fields(self):
+            value, name = getattr(self, each.name), each.name.replace("_", "-")
+            if value != each.default:
+                parts.append(name if value is True else f"{name}:{value}")
         return ",".join(parts) or "off"
 
 

@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.studies.panels import name_axes, panel_grid
 from bench.studies.published import published_logs
-from bench.studies.study import Document, Options, Study
+from bench.studies.study import Document, Options, Study, results
 from dtr_alloc import oplog
 from dtr_alloc.oplog import Program
 from dtr_alloc.simulation import simulate
-from dtr_alloc.simulation.executors import results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

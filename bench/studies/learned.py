@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from bench.studies.panels import name_axes, panel_grid, rows_of
 from bench.studies.published import THRASHING, published_logs
-from bench.studies.study import Document, Options, Study
-from dtr_alloc.oplog import Program, repeated
+from bench.studies.repeated import repeated
+from bench.studies.study import Document, Options, Study, results
+from dtr_alloc.oplog import Program
 from dtr_alloc.simulation import simulate
-from dtr_alloc.simulation.executors import results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

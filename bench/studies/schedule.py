@@ -10,10 +10,9 @@ from bench.studies import schedules
 from bench.studies.job_logs import job_logs
 from bench.studies.panels import COLORS, name_axes, panel_grid, rows_of
 from bench.studies.published import THRASHING, published_logs
-from bench.studies.study import Document, Options, Study
+from bench.studies.study import Document, Options, Study, results
 from dtr_alloc.oplog import Program
 from dtr_alloc.simulation import simulate
-from dtr_alloc.simulation.executors import results
 from dtr_alloc.simulation.presets import PRESETS
 from dtr_alloc.simulation.simulate import Rule
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dtr_alloc.simulation.executors import HERE, Workers
+from dtr_alloc.simulation.executors import HERE, Failure, RunsFailed, Workers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,3 +81,23 @@ def load(name: str) -> Study:
         raise ValueError(f"there is no study {name!r}; allowed: {', '.join(NAMES)}")
     study: Study = import_module(f"bench.studies.{name}").STUDY
     return study
+
+
+def results(
+    workers: Workers, shared: Any, task: Callable[..., Any], calls: Mapping[str, Sequence[Any]]
+) -> list[Any]:
+    """The results of ``task(shared, *arguments)`` for all calls, in their order, by whose names a
+    failure is known.
+
+    Raises RunsFailed, after all have ended, and ExecutorError.
+    """
+    with workers.opened(shared, len(calls)) as pool:
+        found = list(pool.outcomes(task, calls.values()))
+    failures = {
+        name: outcome.error
+        for name, outcome in zip(calls, found, strict=True)
+        if isinstance(outcome, Failure)
+    }
+    if failures:
+        raise RunsFailed(failures)
+    return found

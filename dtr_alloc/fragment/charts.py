@@ -1,6 +1,5 @@
-"""Pictures that compare heaps: live and reserved bytes over time, holes by size, models by what
-they need. matplotlib is imported when one is drawn.
-"""
+"""Pictures that compare heaps: live and reserved bytes over time, holes by size, and the memory
+that models need. matplotlib is imported when one is drawn."""
 
 from __future__ import annotations
 
@@ -18,17 +17,18 @@ if TYPE_CHECKING:
 
 LIVE, LOST, RESERVED = "#0072b2", "#e69f00", "#000000"
 MOST_POINTS = 2000
-"""All lines of a kind in a picture that have more get the largest and the smallest of each part
-instead."""
+"""The most points of all lines of a kind in a picture. Longer lines show the largest and the
+smallest value of each part."""
 CUT_OFF = 2.5
-"""What takes more than so many times the peak of live bytes is cut off, and its number stands."""
+"""Bars beyond this multiple of the peak of live bytes are cut off, and labelled with their
+numbers."""
 
 
 def live_picture(
     trace: Trace, rows: Sequence[tuple[Any, Measures]], *, by_event: bool = False
 ) -> Figure:
-    """Live against reserved bytes over time, with what is lost between them: a panel for each
-    series (of the columns of walk.Series) and its measures."""
+    """Live and reserved bytes over time, and the lost bytes between them: a panel for each series
+    (with the columns of walk.Series) and its measures."""
     clock = Clock.of(trace, by_event)
     unit, name = size_unit(max(measures.peak_reserved_bytes for _, measures in rows))
     figure, panels = _panels(len(rows), (10, 4.2), (6.2, 2.6))
@@ -68,7 +68,7 @@ def _panels(
 
 
 def _label_outer(panels: Sequence[Axes]) -> None:
-    """Leaves the labels of the axes to the outermost panels that are in use."""
+    """Labels the axes of the outermost panels alone."""
     for at, axes in enumerate(panels):
         is_lowest = at + 2 >= len(panels)
         axes.tick_params(labelbottom=is_lowest, labelleft=at % 2 == 0)
@@ -131,12 +131,10 @@ def thinned(series: Any, clock: Clock, most: int) -> tuple[Any, Any, Any]:
 def holes_picture(
     rows: Sequence[tuple[str, Sequence[int], int | None]],
 ) -> Figure:
-    """Histograms of holes at the worst moments, a panel each: how many bytes are free in holes of
-    which size.
+    """Histograms of holes at the worst moments, a panel each: the free bytes by size of hole.
 
     Args:
-        rows: names with the sizes of their holes in bytes, and what found no place, if that
-            is what makes the moment the worst.
+        rows: names with the sizes of their holes in bytes, and the request that failed, if any.
     """
     import numpy as np
     from matplotlib.ticker import FuncFormatter, LogLocator
@@ -192,8 +190,8 @@ def holes_title(name: str, holes: Sequence[int]) -> str:
 
 
 def models_picture(rows: Sequence[Measures], title: str) -> Figure:
-    """What each allocator reserves at its peak, and the smallest budget in which it completes,
-    in terms of peak live bytes."""
+    """The peak of reserved bytes of each allocator, and the smallest budget in which it completes,
+    relative to peak live bytes."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 

@@ -1,11 +1,11 @@
 """Traces as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
-Each device is a process: counters of what is live, reserved and allowed, a slice for each step and
-each content that was computed again, and an instant for each eviction, move and failure. A profile
-of PyTorch's adds processes with its operators and kernels.
+Each device is a process: counters of live, reserved and allowed bytes, a slice for each step and
+each recomputed content, and an instant for each eviction, move and failure. A profile of PyTorch
+adds processes with its operators and kernels.
 
-A trace knows no begin and no end of an operator. What is computed again is there from when its
-block was allocated until the content was back: that is the kernel, without the search for room.
+A trace has no begin and end of an operator. A recomputation lasts from the allocation of its block
+until the content is back: that is the kernel, without the search for room.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dtr_alloc.fragment import torch_profile
 from dtr_alloc.traces.trace import MOST_DEVICES, Kind, Trace, TraceError
 
 LIMIT_BYTES = 64 << 20
-"""Of the JSON, before it is compressed: what a viewer holds."""
+"""Of the JSON, before it is compressed: as much as a viewer holds."""
 LEAST_LIMIT_BYTES = 1 << 16
 
 _LEAST_EVENT_BYTES = 80
@@ -43,7 +43,7 @@ _TRACKS = ("steps", *_INSTANTS.values(), _AGAIN)  # the last may have lanes afte
 
 
 class _Event(NamedTuple):
-    """An event as it is written, and what decides its place and whether it has one."""
+    """An event's text, and the values that decide its position and whether it is kept."""
 
     weight: float
     time_ns: int
@@ -55,8 +55,8 @@ class _Events(NamedTuple):
     """Those of a kind.
 
     Attributes:
-        total: how many there are.
-        heaviest: not more than may be written.
+        total: their number.
+        heaviest: as many as may be written.
     """
 
     total: int
@@ -71,20 +71,21 @@ def write(
 ) -> Counter[str]:
     """Writes a checked trace (Trace.validate), compressed.
 
-    Each kind of event has an equal share of the limit, and what it leaves is the others'. Of
-    a kind with more, the longest slices, the largest blocks and the peaks of counters stay.
+    Each kind of event has an equal share of the limit; the rest of one share goes to the other
+    kinds. Of a kind with more events, the longest slices, the largest blocks and the peaks of
+    counters are kept.
 
     Args:
         trace: of a device or more.
         path: of the new file.
         limit_bytes: of the JSON before it is compressed; LEAST_LIMIT_BYTES or more.
-        profile: what torch.profiler wrote of the same run, plain or ``.gz``: its operators are put
-            on the trace's time. Takes ten times as much memory as its JSON has bytes.
+        profile: a trace of torch.profiler of the same run, plain or ``.gz``: its operators are
+            added at the trace's time. Takes ten times as much memory as its JSON has bytes.
 
-    Returns how many events of each kind were left out.
+    Returns the number of events left out, by kind.
 
-    Raises TraceError that names a profile which is none, too large, or of another time than the
-    trace; OSError as the disk does.
+    Raises TraceError, which names the profile, for any other file, one that is too large, or one of
+    another time than the trace; OSError as the disk does.
     """
     most = limit_bytes // _LEAST_EVENT_BYTES
     groups = {"names": _names(trace)}
@@ -189,7 +190,7 @@ def _names(trace: Trace) -> _Events:
 
 
 def _counters(trace: Trace, most: int) -> _Events:
-    """So many moments of all devices, and among them the peaks."""
+    """About as many moments of all devices, with the peaks among them."""
     chosen: list[_Event] = []
     devices = _moments(trace)
     for device, moments in enumerate(devices):
@@ -202,7 +203,7 @@ def _counters(trace: Trace, most: int) -> _Events:
 
 
 def _moments(trace: Trace) -> list[list[tuple[int, int, int, int]]]:
-    """Of each device: times in nanoseconds, and what is live, reserved and allowed then."""
+    """By device: times in nanoseconds, with live, reserved and allowed bytes."""
     blocks: dict[tuple[int, int], int] = {}
     now = [[0, 0, 0] for _ in _devices(trace)]
     moments: list[list[tuple[int, int, int, int]]] = [[] for _ in now]
@@ -252,16 +253,9 @@ def _steps_and_instants(trace: Trace, most: int) -> dict[str, _Events]:
         if kind == Kind.EVICT:
             said = {"allocated by": trace.names[makers[at]][:_LETTERS], "for": said["what"]}
         size, track = trace.size_bytes[at], _TRACKS.index(_INSTANTS[kind])
-        args = said | _block(trace, at, size)
-        return _event(
-            "i",
-            _INSTANTS[kind],
-            trace.device[at],
-            track,
-            args,
-            time_ns=trace.time_ns[at],
-            weight=size,
-        )
+        args, time_ns = said | _block(trace, at, size), trace.time_ns[at]
+        where = trace.device[at], track
+        return _event("i", _INSTANTS[kind], *where, args, time_ns=time_ns, weight=size)
 
     groups = {
         name: _heaviest(rows[kind], most, lambda at: trace.size_bytes[at], instant)
@@ -279,7 +273,7 @@ def _steps_and_instants(trace: Trace, most: int) -> dict[str, _Events]:
 
 def _computed_again(trace: Trace, most: int) -> tuple[_Events, list[_Event]]:
     """A slice for each operator that ran again, which may have brought several contents back, and
-    the names of lanes. Those of several threads may overlap, and lie in lanes then."""
+    the names of lanes. Slices of several threads may overlap, so they are put in lanes."""
     began: dict[tuple[int, int], tuple[int, int]] = {}  # by device and address: ALLOCATE, its name
     slices: list[list[int]] = []  # first row, last row, bytes
     last_of: dict[int, list[int]] = {}  # by device: its last slice, if more may have come with it
@@ -332,8 +326,7 @@ def _computed_again(trace: Trace, most: int) -> tuple[_Events, list[_Event]]:
 
 
 def _profiled(trace: Trace, path: str | os.PathLike[str], most: int) -> dict[str, _Events]:
-    """Operators and kernels of PyTorch's profiler. What lies outside of the trace's time is not
-    taken."""
+    """Operators and kernels of PyTorch's profiler, within the time of the trace."""
     began_ns = trace.meta.get("began_unix_ns")
     if not isinstance(began_ns, int):
         raise TraceError(

@@ -1,18 +1,19 @@
-"""How well the model of PyTorch's caching allocator repeats what a real one did.
+"""Compares the model of PyTorch's caching allocator with a real one.
 
 A snapshot whose history begins with the job (``torch.cuda.memory._record_memory_history`` before
-the first allocation) says of each allocation where it went, and when segments came and went. The
-same requests go through the model, and both are compared event by event.
+the first allocation) has the address of each allocation, and the times of segments. The same
+requests go through the model, and both are compared event by event.
 
-Addresses of segments are the device's choice, so they are compared within segments: the k-th
-segment that the model takes stands for the k-th that was recorded. Up to torch 2.12, blocks of
-equal size are chosen by address (``ties_by_address``): then the model is told the recorded ones.
+The device chooses the addresses of segments, so addresses are compared within segments: the k-th
+segment of the model stands for the k-th recorded one. Up to torch 2.12, the allocator chooses among
+blocks of equal size by address (``ties_by_address``), so the model is given the recorded ones.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 from dtr_alloc.fragment.models import ModelRun, Prepared, segment_addresses
@@ -21,29 +22,26 @@ from dtr_alloc.traces.trace import Kind, Trace
 
 @dataclass(frozen=True)
 class Fidelity:
-    """What a comparison found; all zeros and None but the first two: no difference."""
+    """The differences; all zeros and None after the first two fields: there are none."""
 
     allocations: int
-    """That the model was asked for."""
     segment_events: int
-    """Recorded: memory that came from the device or went back."""
+    """Recorded: memory that was taken from the device or given back."""
     unplaced: int
-    """Allocations that found no place, and those after them: the real one had one."""
+    """Allocations that failed in the model, and those after them."""
     misplaced: int
-    """Allocations in another place: another segment, or elsewhere in it."""
+    """Allocations in another segment, or at another address in it."""
     first_misplaced_event: int | None
-    """Index of the first one's row."""
     segment_errors: int
-    """Recorded segment events whose counterpart (the k-th) is missing or comes at another
-    allocation or is of another size, and such of the model without a counterpart."""
+    """Recorded segment events without a counterpart (the k-th) at the same allocation and of the
+    same size, and those of the model without a counterpart."""
     reserved_errors: int
     """Allocations and frees after which reserved bytes differ."""
     max_reserved_error_bytes: int
-    """By how much, at most."""
     mean_reserved_error: float
     """The mean difference after each event, over the mean of what was reserved."""
     peak_reserved_error: float
-    """Of the peak, signed: (model - recorded) / recorded."""
+    """Signed: (model - recorded) / recorded."""
 
     @property
     def exact(self) -> bool:
@@ -61,10 +59,10 @@ def compare(
 ) -> Fidelity:
     """Runs the model over a recorded trace (torch_snapshot.py) and compares.
 
-    The arguments are those of run_model(); the budget is what the device had, or what
-    set_per_process_memory_fraction left of it (``budget_is_fraction=1``).
+    The arguments are those of Prepared.run(); the budget is the device's memory, or its part by
+    set_per_process_memory_fraction (``budget_is_fraction=1``).
 
-    Raises ValueError as run_model(), and for a history that begins in the middle of a job.
+    Raises ValueError as Prepared.run(), and for a history that begins in the middle of a job.
     """
     if trace.meta.get("begins_with") or trace.meta.get("begins_with_segments"):
         raise ValueError(
@@ -100,7 +98,7 @@ _Event = tuple[int, int, bool, int]  # the row of the allocation, size, taken, a
 
 
 def _recorded(trace: Trace, device: int) -> tuple[list[_Event], list[int]]:
-    """Segment events, each with the row of the allocation during which it was; and the rows of
+    """Segment events, each with the row of the allocation that caused it; and the rows of
     allocations and frees."""
     events: list[_Event] = []
     open_from = 0
@@ -123,26 +121,22 @@ def _recorded(trace: Trace, device: int) -> tuple[list[_Event], list[int]]:
 def _misplaced(
     trace: Trace, result: ModelRun, recorded: list[_Event], asked: list[int]
 ) -> tuple[int, int | None, int]:
-    """How many allocations lie elsewhere, the first one's row, and how many were placed at all."""
+    """How many allocations have another address, the first one's row, and how many were placed."""
     assert result.placements is not None
-    taken = [event for event in recorded if event[2]]
-    begins: list[int] = []  # of the model's segments, ascending; with them: end, and the shift
-    others: list[tuple[int, int]] = []
-    segments = iter(result.segments)
-    coming = next(segments, None)
-    paired = 0
+    taken = (address for *_, is_taken, address in recorded if is_taken)
+    held: list[tuple[int, int, int]] = []  # of the model's segments: begin, end, and the shift
+    coming = iter([*result.segments, None])
+    change = next(coming)
     wrong, first, number = 0, None, 0
     for row in asked:
-        while coming is not None and coming.event <= row:
-            if coming.taken:
-                shift = taken[paired][3] - coming.address if paired < len(taken) else None
-                paired += 1
-                at = bisect_right(begins, coming.address)
-                begins.insert(at, coming.address)
-                others.insert(at, (coming.address + coming.size_bytes, shift or 0))
+        while change is not None and change.event <= row:
+            begin, end = change.address, change.address + change.size_bytes
+            if change.taken:
+                held.append((begin, end, next(taken, begin) - begin))
             else:
-                _remove(begins, others, coming.address, coming.address + coming.size_bytes)
-            coming = next(segments, None)
+                held = _without(held, begin, end)
+            held.sort()
+            change = next(coming)
         if trace.kind[row] != Kind.ALLOCATE:
             continue
         if row == result.failed_event:
@@ -151,33 +145,27 @@ def _misplaced(
         number += 1
         if trace.size_bytes[row] == 0:
             continue
-        at = bisect_right(begins, place) - 1
-        if at < 0 or place >= others[at][0] or place + others[at][1] != trace.address[row]:
+        at = bisect_right(held, place, key=itemgetter(0)) - 1
+        if at < 0 or place >= held[at][1] or place + held[at][2] != trace.address[row]:
             wrong += 1
             first = row if first is None else first
     return wrong, first, number
 
 
-def _remove(begins: list[int], others: list[tuple[int, int]], begin: int, end: int) -> None:
-    """Cuts [begin, end) out: expandable segments go in other pieces than they came."""
-    at = max(0, bisect_right(begins, begin) - 1)
-    while at < len(begins) and begins[at] < end:
-        low, (high, shift) = begins[at], others[at]
-        if high <= begin:
-            at += 1
-            continue
-        del begins[at], others[at]
-        for piece in ((low, min(high, begin)), (max(low, end), high)):
-            if piece[0] < piece[1]:
-                begins.insert(at, piece[0])
-                others.insert(at, (piece[1], shift))
-                at += 1
+def _without(held: list[tuple[int, int, int]], begin: int, end: int) -> list[tuple[int, int, int]]:
+    """Cuts [begin, end) out: expandable segments are given back in other parts than taken."""
+    parts = (
+        part
+        for low, high, shift in held
+        for part in ((low, min(high, begin), shift), (max(low, end), high, shift))
+    )
+    return [part for part in parts if part[0] < part[1]]
 
 
 def _reserved(
     recorded: list[_Event], modelled: list[tuple[int, int, bool]], rows: list[int]
 ) -> tuple[int, list[int], int]:
-    """The recorded peak, the differences after each row, and the sum of what was reserved then."""
+    """The recorded peak, the differences after each row, and the sum of recorded bytes."""
     truth = model = peak = total = 0
     real, ours = 0, 0
     differences = []

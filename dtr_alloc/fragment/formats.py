@@ -1,4 +1,4 @@
-"""A trace from a file of any kind that we read, and to any that we write."""
+"""Reads a trace from a file of any supported kind, and writes it as any."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from dtr_alloc.traces.trace import Trace, TraceError
 _HEAD_BYTES = 4096
 
 WRITES = ("trace", "torch", "rmm", "chrome")
-"""What write() can make."""
+"""The kinds of files that write() makes."""
 
 
 def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trace:
-    """Reads and checks a trace, or, plain or compressed by gzip, a log of RMM or a memory snapshot
-    of PyTorch.
+    """Reads and checks a trace; or a log of RMM or a memory snapshot of PyTorch, plain or
+    compressed by gzip.
 
-    allow_truncated: whether what a killed job left of a trace or a log is read as far as it goes.
+    allow_truncated: whether a trace or a log that a killed job left is read as far as it goes.
 
-    Takes time and memory as the three readers and Trace.validate() say.
+    Takes time and memory as the three readers and Trace.validate().
 
-    Raises TraceError that names the file if it is none of them, damaged, too large, or makes no
-    sense; OSError if it cannot be opened.
+    Raises TraceError, which names the file, for any other, damaged, too large or contradictory
+    file; OSError if it cannot be opened.
     """
     if not Path(path).is_file():  # a pipe may never answer, and could be read only once
         os.stat(path)
@@ -71,10 +71,10 @@ def write(
     limit_bytes: int = chrome_trace.LIMIT_BYTES,
     profile: Path | None = None,
 ) -> Counter[str]:
-    """Writes a checked trace as one of WRITES, by way of a file beside it, so that a failure leaves
-    what was there. The limit and the profile are those of chrome_trace.write().
+    """Writes a checked trace as one of WRITES. It is first written to a file beside the path, so a
+    failure leaves the old file. The limit and the profile are those of chrome_trace.write().
 
-    Returns how many events of which kind were left out: none but for ``chrome``.
+    Returns the number of events left out, by kind; none but for ``chrome``.
 
     Raises TraceError if that kind cannot hold the trace, and OSError as the disk does.
     """

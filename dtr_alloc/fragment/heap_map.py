@@ -1,22 +1,22 @@
-"""The map of a heap: time to the right, addresses upwards, a block is a rectangle.
+"""The map of a heap: time to the right, addresses upwards, a rectangle for each block.
 
-Colors say how large blocks are or which operator asked for them; neighbors of one color differ in
-shade. Light gray is reserved and free, white not reserved. Where a block ends by an eviction its
-right edge is marked, where its content comes back its left edge, and a move marks both blocks.
+Colors show the size of a block or the operator that asked for it; neighbors of one color differ in
+shade. Reserved free memory is light gray, other memory white. A mark at the right edge of a block
+is an eviction, at the left edge a recomputation; a move marks both of its blocks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dtr_alloc.config import format_size
 from dtr_alloc.fragment import residency
 from dtr_alloc.fragment.raster import Array, CutAxis, coverage
-from dtr_alloc.fragment.residency import Residencies
+from dtr_alloc.fragment.residency import Residencies, Segment
 from dtr_alloc.traces.trace import Kind, Trace
 
 FREE = (0.87, 0.87, 0.87)
@@ -26,19 +26,10 @@ MOVED = "#cc79a7"
 SIZE_LIMITS = tuple(1 << bits for bits in (12, 16, 20, 22, 24, 26, 28, 30))
 """Size classes end below these; the last has no end."""
 OPERATORS = ("#56b4e9", "#e69f00", "#009e73", "#f0e442", "#5e3c99", "#8c564b", "#17becf", "#b8a300")
-"""For the names that hold most bytes for most time, in this order."""
+"""For the names that hold the most bytes for the longest time, in this order."""
 OTHERS = "#7f7f7f"
 MARK_PIXELS = 2.5
-"""How wide a mark is, and how high at least."""
-
-
-class SegmentEvent(NamedTuple):
-    """Physical memory that came (is_taken) or went, at an event."""
-
-    event: int
-    address: int
-    size_bytes: int
-    is_taken: bool
+"""The width of a mark, and its least height."""
 
 
 @dataclass
@@ -47,9 +38,9 @@ class HeapMap:
 
     Attributes:
         image: (height, width, 3), colors from 0 to 1; row 0 has the lowest addresses.
-        axis: which addresses its rows are.
+        axis: the addresses of its rows.
         times: of its left and right border, in the unit of the time axis.
-        classes: the colors in use with what they mean, for a legend.
+        classes: labels and colors for a legend.
         marks: likewise for the marks.
     """
 
@@ -64,7 +55,7 @@ def heap_map(
     trace: Trace,
     blocks: Residencies,
     *,
-    segments: Sequence[SegmentEvent] | None = None,
+    segments: Sequence[Segment] | None = None,
     color: str = "size",
     by_event: bool = False,
     shape: tuple[int, int] = (700, 1400),
@@ -73,8 +64,8 @@ def heap_map(
 
     Args:
         trace: of one device.
-        blocks: where they lay; those of a model may lie elsewhere than the trace's own.
-        segments: what was reserved when, if not as the trace says.
+        blocks: the trace's own, or those of a model.
+        segments: reserved memory, if not as in the trace.
         color: by ``size`` or by ``operator``.
         by_event: time is the index of the event instead of nanoseconds.
         shape: height and width in pixels.
@@ -91,11 +82,8 @@ def heap_map(
     painted = coverage(boxes, np.column_stack((_shaded(colors), np.ones(len(boxes)))), shape)
     ink, covered = painted[:, :, :3], np.clip(painted[:, :, 3:], 0, 1)
     if len(held.low):
-        reserved = coverage(
-            scale(held.start, held.end, held.low, held.high),
-            np.ones(len(held.low)),
-            shape,
-        )
+        held_boxes = scale(held.start, held.end, held.low, held.high)
+        reserved = coverage(held_boxes, np.ones(len(held_boxes)), shape)
         reserved = np.clip(np.maximum(reserved, covered), 0, 1)
     else:  # from the first block on that lay there
         reserved = np.maximum.accumulate(covered, axis=1)
@@ -141,12 +129,11 @@ class _Segments:
     high: Array
 
 
-def segment_events(trace: Trace) -> list[SegmentEvent]:
-    """What a trace says of segments."""
+def segment_events(trace: Trace) -> list[Segment]:
     kinds = np.asarray(trace.kind)
     which = np.flatnonzero((kinds == Kind.SEGMENT_ALLOCATE) | (kinds == Kind.SEGMENT_FREE))
     return [
-        SegmentEvent(
+        Segment(
             event,
             trace.address[event],
             trace.size_bytes[event],
@@ -156,14 +143,14 @@ def segment_events(trace: Trace) -> list[SegmentEvent]:
     ]
 
 
-def _segments(trace: Trace, events: Sequence[SegmentEvent], by_event: bool) -> _Segments:
+def _segments(trace: Trace, events: Sequence[Segment], by_event: bool) -> _Segments:
     """Physical memory as rectangles. A part of a segment may be given back alone."""
     open_: dict[int, tuple[float, int]] = {}  # low -> since, high
     rows: list[tuple[float, float, int, int]] = []
-    for event, low, size, is_taken in events:
+    for event, low, size, taken in events:
         now = float(event if by_event else trace.time_ns[event])
         high = low + size
-        if is_taken:
+        if taken:
             open_[low] = (now, high)
             continue
         is_whole = open_.get(low, (0.0, 0))[1] == high
@@ -235,15 +222,12 @@ def _by_size(blocks: Residencies) -> tuple[Array, list[tuple[str, Any]]]:
 
 
 def _class_name(which: int) -> str:
+    limits = [format_size(size).replace(".00 ", " ") for size in SIZE_LIMITS]
     if which == 0:
-        return f"below {_plain(SIZE_LIMITS[0])}"
-    if which == len(SIZE_LIMITS):
-        return f"from {_plain(SIZE_LIMITS[-1])}"
-    return f"{_plain(SIZE_LIMITS[which - 1])} to {_plain(SIZE_LIMITS[which])}"
-
-
-def _plain(size: int) -> str:
-    return format_size(size).replace(".00 ", " ")
+        return f"below {limits[0]}"
+    if which == len(limits):
+        return f"from {limits[-1]}"
+    return f"{limits[which - 1]} to {limits[which]}"
 
 
 def _by_operator(trace: Trace, blocks: Residencies) -> tuple[Array, list[tuple[str, Any]]]:

@@ -1,31 +1,30 @@
-"""What a heap's history says about lost memory: the numbers of ``dtr-alloc fragment report``.
+"""Measures of lost memory in a heap's history: the numbers of ``dtr-alloc fragment report``.
 
-At each moment *live* bytes are those in use, as asked for, *reserved* bytes those taken from the
-driver, and *lost* = reserved - live: rounding inside of blocks, and *free* bytes, which lie in
-*holes*: ranges without a block, merged where they touch (dtr_alloc.fragment.walk).
+At each moment *live* bytes are in use, as asked for, *reserved* bytes are taken from the driver,
+and *lost* = reserved - live: rounding inside of blocks, and *free* bytes, which are in *holes*:
+ranges without a block, merged where they touch (dtr_alloc.fragment.walk).
 
 - *peak live*, *peak reserved*: the largest value over time, each at its own moment.
-- *utilization* = peak live / peak reserved. One minus it is what GMLake (Guo et al., ASPLOS 2024)
-  and STAlloc call the fragmentation ratio.
-- *lost bytes* at most, and on average over the events that change the heap. What was there when the
-  recording began (Trace.start_rows) counts as one event, however many blocks it has.
+- *utilization* = peak live / peak reserved. One minus it is the fragmentation ratio of GMLake (Guo
+  et al., ASPLOS 2024) and STAlloc.
+- *lost bytes* at most, and on average over the events that change the heap. All blocks from before
+  the recording (Trace.start_rows) count as one event.
 - the *worst moment* of a trace: its first out-of-memory error; without one, the request for room
-  that lost most (below); without that, where reserved is at its peak and, there, live is largest.
-  That of a model: where it failed, and otherwise where most was lost.
-- *largest share* = largest hole / free at that moment: 1 where one request can have all that is
-  free. One minus it is the usual measure of external fragmentation.
-- *evenness* = Σ hole² / free² at that moment: how likely two random free bytes lie in the same hole
-  (Simpson's index, Nature 1949). One over it is a number of holes, and unlike the largest share it
-  sees what is beside the largest hole. Both ratios are also averaged over the events after which
+  that lost most (below); without that, the moment of peak reserved bytes with the most live bytes.
+  The worst moment of a model: its failure; without one, the moment of most lost bytes.
+- *largest share* = largest hole / free at that moment: 1 if one request can have all free bytes.
+  One minus it is the usual measure of external fragmentation.
+- *evenness* = Σ hole² / free² at that moment: the probability that two random free bytes are in the
+  same hole (Simpson's index, Nature 1949). Its inverse is a number of holes. Unlike the largest
+  share, it depends on all holes. Both ratios are also averaged over the events after which
   something is free.
-- *lost at evictions*: when room is asked for and something is evicted for it, the bytes that are
-  free then and still free when the request has its place: it could use them neither as they were
-  nor by mapping nor by moving. Its own block does not count, nor what was evicted for it, which was
-  in use. Whole free chunks of memory that is mapped by chunks do not count either, as they are
-  mapped wherever they are needed. On average and at most over these times.
-  (native/simulate/fragmentation.h measures the same where op logs are simulated.)
-- *smallest budget*: the least with which a model gets through the trace
-  (dtr_alloc.fragment.models); the trace itself has none. It cannot be less than peak live.
+- *lost at evictions*: when a request causes evictions, the bytes that are free before it and still
+  free once it has its block: it could use them neither as they were nor by mapping nor by moving.
+  Its own block does not count, nor do evicted bytes, which were in use. Nor do free chunks of
+  memory that is mapped by chunks, as they can be mapped anywhere. On average and at most over these
+  requests. (native/simulate/fragmentation.h measures the same in simulations of op logs.)
+- *smallest budget*: the least with which a model completes the trace (dtr_alloc.fragment.models);
+  the trace itself has none. It is at least peak live.
 - *time per operation*: nanoseconds that the model takes for one allocation or free on this machine.
 """
 
@@ -46,23 +45,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Measures:
-    """The numbers of a trace, or of a model under it; sizes in bytes. None: not known, or there
-    was nothing to measure.
+    """The numbers of a trace, or of a model under it; sizes in bytes. None: not known, or there was
+    nothing to measure. The terms are defined above.
 
     Attributes:
         name: ``as recorded``, or the model's.
-        completed: whether it went to its end without an out-of-memory error.
-        budget_bytes: it ran in, None without one.
-        peak_live_bytes, peak_reserved_bytes, utilization: as above.
-        mean_lost_bytes, max_lost_bytes: as above.
+        completed: whether it ended without an out-of-memory error.
+        budget_bytes: None without one.
         worst_event: event of the worst moment.
-        worst_free_bytes, worst_largest_bytes, worst_evenness: at that moment.
-        mean_largest_share, mean_evenness: over events.
-        mean_lost_at_evictions_bytes, max_lost_at_evictions_bytes: as above.
-        smallest_budget_bytes: as above.
-        ns_per_operation: as above.
-        counts: events after the start by what they are (``allocations``, ``evictions``,
-            ``moved_bytes``, ...).
+        counts: events after the start by kind (``allocations``, ``evictions``, ``moved_bytes``,
+            ...).
     """
 
     name: str
@@ -87,12 +79,11 @@ class Measures:
 
     @property
     def worst_largest_share(self) -> float | None:
-        """largest hole / free at the worst moment."""
         return self.worst_largest_bytes / self.worst_free_bytes if self.worst_free_bytes else None
 
 
 def size_unit(size: float) -> tuple[float, str]:
-    """The unit in which a size of this order is written: bytes, and its name."""
+    """The unit for a size of this order: its bytes, and its name."""
     for name, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= 2 * factor:
             return float(factor), name
@@ -100,7 +91,7 @@ def size_unit(size: float) -> tuple[float, str]:
 
 
 def of_walk(walk: Walk) -> Measures:
-    """The numbers of what happened. Raises TraceError if the trace holds no memory."""
+    """The numbers of a recorded heap. Raises TraceError if the trace holds no memory."""
     trace, series = walk.trace, walk.series
     if not any(series.reserved_bytes):
         raise TraceError(NOTHING)
@@ -148,7 +139,6 @@ def of_run(result: ModelRun) -> Measures:
 
 
 def _of_series(series: Any, worst_event: int) -> dict[str, Any]:
-    """What a series with the columns of walk.Series says."""
     # The heap is as the last event at or before the worst one left it.
     worst = max(0, bisect_right(series.event, worst_event) - 1)
     peak_live = max(series.live_bytes, default=0)
@@ -182,13 +172,13 @@ def _of_series(series: Any, worst_event: int) -> dict[str, Any]:
 
 NOTHING = "the trace allocates nothing: there is nothing to measure"
 LEAST_OPERATIONS = 10
-"""Allocations and frees over which allocators can be compared, at least."""
+"""The least number of allocations and frees with which allocators can be compared."""
 
 
 def too_few_events(trace: Trace, device: int) -> str | None:
-    """A sentence, if a trace has too few allocations and frees of a device after its start
-    (Trace.start_rows) to compare allocators: fewer than LEAST_OPERATIONS, or fewer than the start
-    has blocks, as the order in which those were allocated is not known."""
+    """A sentence if, after its start (Trace.start_rows), a trace has too few allocations and frees
+    of a device to compare allocators: fewer than LEAST_OPERATIONS, or than the blocks of the start,
+    which were allocated in an unknown order."""
     start = trace.start_rows(device)
     before, after = (
         [*compress(trace.kind[rows], map(device.__eq__, trace.device[rows]))]
@@ -207,7 +197,7 @@ def too_few_events(trace: Trace, device: int) -> str | None:
 
 
 def worst_event(walk: Walk) -> int:
-    """The event of the worst moment; see the top of this module."""
+    """The event of the worst moment."""
     trace, series = walk.trace, walk.series
     if Kind.OUT_OF_MEMORY in trace.kind:
         return trace.kind.index(Kind.OUT_OF_MEMORY)

@@ -1,43 +1,44 @@
-"""Allocator models: what would this allocator have made of the same requests?
+"""Allocator models: other allocators on the requests of a trace.
 
-``run_model`` sends the allocations of a trace (trace.py), of one device, through a model of an
+``Prepared.run`` sends the allocations of a trace (trace.py), of one device, through a model of an
 allocator (native/fragment/), in the order of the events and each on its stream; times between them
-do not count. A model manages addresses without memory, so that any size of device can be asked.
+do not count. A model manages addresses without memory, so a device may have any size.
 
 Models, by name:
 
 * ``dtr``: our pool with its memory mapped by chunks, as on a GPU; ``dtr-fixed``: the same in an
-  arena of as many addresses as the budget has bytes, where no remapping helps;
-* ``dtr-first-fit``, ``dtr-size-classes``: ``dtr`` with another placement (the option
-  ``placement``, one of simulate.PLACEMENTS, gives any of them one). Traces do not say which
-  tensors are expensive: with two ends all go to the low one, as with best fit;
-* ``pytorch``: PyTorch's caching allocator; ``pytorch-expandable``: with expandable segments. What
-  the model knows and what it leaves out is the top of native/fragment/caching.h;
+  arena of as many addresses as the budget has bytes, where remapping does not help;
+* ``dtr-first-fit``, ``dtr-size-classes``: ``dtr`` with another placement (the option ``placement``,
+  one of simulate.PLACEMENTS, works for each of them). Traces do not tell expensive tensors:
+  two-ended places all at the low end, as best fit does;
+* ``pytorch``: PyTorch's caching allocator; ``pytorch-expandable``: with expandable segments. The
+  top of native/fragment/caching.h states the limits of the model;
 * ``pow2``: bins of powers of two that are never split or merged;
 * ``first-fit``: one arena, the lowest hole that fits;
-* ``paging``: whole pages of 2 MiB for each request, wherever they lie;
-* ``exact``: the bytes asked for, wherever they lie: the bound below every allocator.
+* ``paging``: whole pages of 2 MiB for each request, at any address;
+* ``exact``: the bytes asked for, at any address: a lower bound for every allocator.
 
-Words: *live* bytes are those asked for and not freed; *used* bytes are the blocks that hold them,
-as rounded; *reserved* bytes are what the model holds of the device. A *hole* is reserved memory
-that no block uses. *Lost* are reserved bytes that are not live: rounding and holes.
+Words: *live* bytes are asked for and not freed; *used* bytes are those of their blocks, as rounded;
+*reserved* bytes are the model's part of the device. A *hole* is reserved memory that no block uses.
+*Lost* are reserved bytes that are not live: rounding and holes.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.fragment import walk
+from dtr_alloc.fragment.residency import Segment
 from dtr_alloc.simulation.simulate import PLACEMENTS
 from dtr_alloc.traces.trace import Kind, Trace
 
 MIB = 1 << 20
 NO_LIMIT = 2**64 - 1
 SAMPLES = 2000
-"""About how many rows of a run are looked at closely."""
+"""About how many rows of a run are sampled."""
 
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "dtr": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB}),
@@ -57,11 +58,11 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
     "paging": (lib.DTR_FRAGMENT_PAGING, {"page_bytes": 2 * MIB}),
     "exact": (lib.DTR_FRAGMENT_EXACT, {}),
 }
-"""The models by name: their number in dtr/allocator_models.h and what they set of its options."""
+"""The models by name: their numbers in dtr/allocator_models.h, and the options that they set."""
 
 
 def current_name(model: str) -> str:
-    """The name of a model that may have been called otherwise in 0.2: ``ours``, ``first_fit``,
+    """The present name of a model; old ones of 0.2 are ``ours``, ``first_fit``,
     ``power_of_two``."""
     name = model.replace("_", "-")
     if f"{name}-".startswith("ours-"):
@@ -83,34 +84,23 @@ OPTIONS: dict[int, frozenset[str]] = {
 """Further options by the model's number: fields of dtr_fragment_options."""
 
 
-@dataclass(frozen=True)
-class Series:
-    """The state at rows of the trace, after them: columns of equal length, rows ascending, from the
-    last row of the start (Trace.start_rows) on.
+@dataclass
+class Series(walk.Series):
+    """The heap after some rows of the trace, from the last row of the start (Trace.start_rows) on:
+    about SAMPLES rows, evenly, and those of the peaks of live, reserved and lost bytes.
 
-    About SAMPLES rows, evenly, and those where live, reserved and lost bytes were at their peaks.
+    Attributes:
+        used_bytes: of the blocks in use, as rounded.
+        free_blocks: the number of holes. Paging needs no contiguity: all free bytes are one hole.
     """
 
-    event: array[int]
-    """Index of the row in the trace."""
-    time_ns: array[int]
-    """Of that row, as the trace says."""
-    live_bytes: array[int]
     used_bytes: array[int]
-    reserved_bytes: array[int]
-    free_bytes: array[int]
-    """Of all holes."""
-    largest_free_bytes: array[int]
-    """The largest hole. Paging needs no contiguity: there all free bytes are one hole."""
     free_blocks: array[int]
-    """How many holes."""
-    sum_free_squares: array[float]
-    """Of the sizes of holes, in bytes squared. Over free_bytes squared: 1 for a single hole."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A stretch of a model's memory: a block in use or a hole."""
+    """A part of a model's memory: a block in use or a hole."""
 
     address: int
     size_bytes: int
@@ -119,68 +109,54 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Segment:
-    """Memory that a model took from the device, or gave back."""
-
-    event: int
-    """Index of the row of the trace at which it did."""
-    address: int
-    size_bytes: int
-    taken: bool
-
-
-@dataclass(frozen=True)
 class ModelRun:
-    """What came of one run. All but ``model`` to ``budget_bytes`` is of the events before it
-    ended, however it ended."""
+    """The outcome of a run. All counters are of the events before its end."""
 
     model: str
     options: dict[str, Any]
-    """What was set beside the budget."""
+    """Beside the budget."""
     budget_bytes: int | None
     """Of the device; None: no limit."""
     device: int
-    """Whose allocations."""
     completed: bool
     """False: out of memory."""
     failed_event: int | None
-    """Index of the row whose request found no place."""
+    """The row of the request that failed."""
     failed_bytes: int
-    """How much it asked for; 0 if it completed."""
+    """Its size; 0 if it completed."""
     events: int
     """Allocations and frees that went through."""
     peak_live_bytes: int
     peak_used_bytes: int
     peak_reserved_bytes: int
     mean_lost_bytes: float
-    """Reserved and not live: the mean over the state after the start (Trace.start_rows) and after
+    """Reserved and not live, averaged over the state after the start (Trace.start_rows) and after
     each later event."""
     max_lost_bytes: int
-    """And the most."""
     end_live_bytes: int
     end_reserved_bytes: int
     ns_per_operation: float
-    """Real time of the run over allocations and frees. It counts bytes after each event and
-    looks at nothing else meanwhile; series and blocks are of a second pass."""
+    """The real time of the run, over allocations and frees. This run only counts bytes after each
+    event; a second pass makes series and blocks."""
     series: Series = field(repr=False)
     holes: array[int] = field(repr=False)
-    """Sizes of the holes when lost bytes were at their peak, in bytes, in address order."""
+    """The sizes of the holes when lost bytes were at their peak, in address order."""
     worst_blocks: list[Block] = field(repr=False)
     """All blocks and holes at that moment, in address order."""
     end_blocks: list[Block] = field(repr=False)
     """And at the end."""
     segments: list[Segment] = field(repr=False)
-    """What came from the device and went back, in order. Empty for models that hold one arena."""
+    """In order. Empty for models with one arena."""
     placements: array[int] | None = field(repr=False)
-    """The address of each allocation, in the order of Trace.lifetimes() of the device; NO_LIMIT
-    where it was not reached, 0 for empty ones. None if not asked for, or if the model has no
+    """The address of each allocation, in the order of Trace.lifetimes() of the device; NO_LIMIT if
+    it was not reached, 0 if it is empty. None if not asked for, or if the model has no
     addresses."""
     smallest_budget_bytes: int | None = None
-    """What smallest_budget() found, if it was asked."""
+    """The result of smallest_budget(), if it was asked for."""
 
     @property
     def lost_at_failure_bytes(self) -> int | None:
-        """The budget less what was live when a request of failed_bytes found no place."""
+        """The budget less the live bytes at the failure."""
         if self.completed or self.budget_bytes is None:
             return None
         return self.budget_bytes - self.end_live_bytes
@@ -192,15 +168,16 @@ class Prepared:
     def __init__(self, trace: Trace, device: int | None = None) -> None:
         """``device`` None: the only one that allocates.
 
-        Raises ValueError if there are several and none is named, or if the trace makes no sense:
-        the message names the event.
+        Raises ValueError if there are several and none is named, and for a contradictory trace: the
+        message names the event.
         """
         self.trace = trace
         self.device = _only_device(trace) if device is None else device
         out = ffi.new("dtr_fragment_events **")
+        words = (trace.address, trace.size_bytes, trace.stream)
         columns = (
             ffi.from_buffer("uint8_t[]", trace.kind),
-            *(ffi.from_buffer("uint64_t[]", c) for c in _words(trace)),
+            *(ffi.from_buffer("uint64_t[]", column) for column in words),
             ffi.from_buffer("uint16_t[]", trace.device),
         )
         check(lib.dtr_fragment_load(*columns, len(trace), self.device, out))
@@ -222,7 +199,17 @@ class Prepared:
         samples: int = SAMPLES,
         **options: Any,
     ) -> ModelRun:
-        """As run_model() below."""
+        """Runs a model of an allocator.
+
+        Args:
+            model: a key of MODELS.
+            budget_bytes: of the device; None: no limit.
+            placements: whether to keep the address of each allocation.
+            samples: about how many rows the series has.
+            options: of the model, see OPTIONS and dtr_fragment_options.
+
+        Running out of memory is an outcome. Raises ValueError for an unknown model or option.
+        """
         model = current_name(model)
         struct, keep = _struct(model, budget_bytes, options)
         struct.samples = samples
@@ -249,7 +236,7 @@ class Prepared:
         result = ffi.new("dtr_fragment_result *")
         lib.dtr_fragment_get_result(handle, result)
         worst = _blocks(handle, True)
-        found = _array(handle, lib.dtr_fragment_places, "Q") if placements else array("Q")
+        found = array("Q", _structs(handle, lib.dtr_fragment_places) if placements else [])
         return ModelRun(
             model=model,
             options=dict(options),
@@ -285,26 +272,10 @@ def run_model(
     budget_bytes: int | None = None,
     *,
     device: int | None = None,
-    placements: bool = False,
-    samples: int = SAMPLES,
     **options: Any,
 ) -> ModelRun:
-    """Runs a model of an allocator over a trace.
-
-    Args:
-        model: a key of MODELS.
-        budget_bytes: of the device; None: no limit.
-        device: whose allocations; None: of the only device that has any.
-        placements: whether to keep the address of each allocation.
-        samples: about how many rows the series has.
-        options: of the model, see OPTIONS and dtr_fragment_options.
-
-    Running out of memory is an outcome. Raises ValueError for a model or an option that is none,
-    and for a trace that makes no sense: the message names the event.
-    """
-    return Prepared(trace, device).run(
-        model, budget_bytes, placements=placements, samples=samples, **options
-    )
+    """Prepared(trace, device).run(...)."""
+    return Prepared(trace, device).run(model, budget_bytes, **options)
 
 
 def smallest_budget(
@@ -315,15 +286,15 @@ def smallest_budget(
     step_bytes: int = 0,
     **options: Any,
 ) -> int | None:
-    """A budget that the trace gets through with, while it does not with one step less. None if it
-    does not even get through without a limit.
+    """A budget with which the trace completes, and with one step less does not. None if it does not
+    complete without a limit.
 
-    Found by halving between the peak of live bytes and what the model reserves without a limit (the
-    next power of two above it that fits, if that does not). Whether a budget does is not monotone
-    for every model: with caches that are given back under pressure, a smaller one may do as well.
-    ``step_bytes`` is how exact: 0 is a thousandth of the peak, 512 bytes at least.
+    Found by bisection between the peak of live bytes and the model's reserved bytes without a limit
+    (the next power of two above it that works, if that does not). Some models are not monotone:
+    with caches that are given back under pressure, a smaller budget may work as well.
+    ``step_bytes`` is the precision: 0 is a thousandth of the peak, 512 bytes at least.
 
-    Raises as run_model().
+    Raises as Prepared.run().
     """
     prepared = trace if isinstance(trace, Prepared) else Prepared(trace, device)
     step = step_bytes or max(512, prepared.peak_live_bytes // 1000)
@@ -346,7 +317,7 @@ def smallest_budget(
 
 
 def segment_addresses(trace: Trace, device: int = 0) -> array[int]:
-    """Where the segments of a recorded run lay, in the order in which they came: the option
+    """The addresses of the segments of a recorded run, in the order of their allocation: the option
     ``segment_addresses`` of the model "pytorch". With ``ties_by_address`` it then chooses among
     equal blocks as the recorded allocator did."""
     return array(
@@ -360,10 +331,6 @@ def segment_addresses(trace: Trace, device: int = 0) -> array[int]:
 
 
 # ---- between Python and the core ----
-
-
-def _words(trace: Trace) -> Iterable[array[int]]:
-    return trace.address, trace.size_bytes, trace.stream
 
 
 def _only_device(trace: Trace) -> int:
@@ -380,7 +347,7 @@ def _only_device(trace: Trace) -> int:
 
 
 def _struct(model: str, budget_bytes: int | None, options: dict[str, Any]) -> tuple[Any, Any]:
-    """The options, and what must live as long as they are used."""
+    """The options, and an owner of their memory."""
     if model not in MODELS:
         raise ValueError(f"model is {model!r}; allowed: {', '.join(MODELS)}")
     number, presets = MODELS[model]
@@ -420,15 +387,6 @@ def _structs(handle: Any, function: Any, *arguments: Any) -> Any:
     count = ffi.new("uint64_t *")
     start = function(handle, *arguments, count)
     return ffi.unpack(start, count[0]) if count[0] else []
-
-
-def _array(handle: Any, function: Any, typecode: str) -> array[int]:
-    count = ffi.new("uint64_t *")
-    start = function(handle, count)
-    found = array(typecode)
-    if count[0]:
-        found.frombytes(bytes(ffi.buffer(start, count[0] * found.itemsize)))
-    return found
 
 
 def _blocks(handle: Any, worst: bool) -> list[Block]:

@@ -1,6 +1,6 @@
 """The pictures of ``dtr-alloc fragment report``. matplotlib is imported when one is drawn.
 
-Each title says what was found; the axes have units.
+Titles state findings; axes have units.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAILED = "#d55e00"
 
 
 def save(figure: Figure, path: Path, dpi: int = 110) -> None:
-    """Writes a figure; the suffix says as what. Raises OSError where the disk does."""
+    """Writes a figure, in the format of the suffix. Raises OSError as the disk does."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,12 +38,12 @@ def wrapped(title: str, columns: int) -> str:
 
 @dataclass(frozen=True)
 class Clock:
-    """The time axis: of a trace's times, or of its events where no time passes.
+    """The time axis: of a trace's times, or of its events if no time passes.
 
     Attributes:
         scale: of the axis' unit, in nanoseconds or events.
         label: of the axis.
-        by_event: which.
+        by_event: whether it counts events.
     """
 
     scale: float
@@ -52,7 +52,7 @@ class Clock:
 
     @staticmethod
     def of(trace: Trace, by_event: bool = False) -> Clock:
-        """by_event: even if times are there."""
+        """by_event: even if the trace has times."""
         longest = trace.time_ns[-1] if len(trace) else 0
         if by_event or not longest:
             return Clock(1.0, "event", True)
@@ -62,7 +62,7 @@ class Clock:
         return Clock(1.0, "time, ns", False)
 
     def at(self, trace: Trace, event: int) -> float:
-        """Where an event is on the axis."""
+        """The position of an event on the axis."""
         return event if self.by_event else trace.time_ns[event] / self.scale
 
 
@@ -75,8 +75,8 @@ def map_picture(
     color: str = "size",
     by_event: bool = False,
 ) -> Figure:
-    """The map of a heap (dtr_alloc.fragment.heap_map), and under it what was evicted, computed
-    again and moved, if anything was."""
+    """The map of a heap (dtr_alloc.fragment.heap_map); below it the evictions, recomputations and
+    moves, if there are any."""
     import numpy as np
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D

@@ -1,9 +1,9 @@
-"""Pickles of plain values only: reading one runs nothing that stands in it.
+"""Reads pickles of plain values, without running code from the file.
 
-``pickle.Unpickler`` can be kept from running code (``find_class``), and from nothing else: a few
-bytes make it fill gigabytes for a memo's index, and a tuple whose parts are shared keeps it hashing
-for years if it is a key. The same class in Python, ``pickle._Unpickler``, has a table of opcodes.
-Here it has those of plain values, each within bounds.
+``pickle.Unpickler`` has a hook against running code (``find_class``), but no bounds: a few bytes
+make it fill gigabytes for a memo's index, and a tuple with shared parts as a key keeps it hashing
+for years. The same class in Python, ``pickle._Unpickler``, has a table of opcodes. Here the table
+has only the opcodes of plain values, each within bounds.
 """
 
 from __future__ import annotations
@@ -19,23 +19,22 @@ from dtr_alloc import bounded
 from dtr_alloc.bounded import shown
 from dtr_alloc.traces.trace import TraceError
 
-MOST_BYTES = 1 << 29
-MOST_VALUES = 1 << 26
-"""The largest file, unpacked, and the most opcodes in it."""
+MOST_BYTES = 1 << 29  # of a file, unpacked
+MOST_VALUES = 1 << 26  # opcodes
 
 
 def load(path: str | os.PathLike[str]) -> Any:
     """The value in a pickle of any protocol, plain or ``.gz``: dict, list, tuple, int, float, str,
     bytes, bool and None. Keys of dictionaries are texts, or numbers of at most 60 bits.
 
-    Lists and dictionaries may share parts and contain themselves, as the pickle says; whoever walks
-    through them must not expect a tree (bounded.shown, bounded.is_plain).
+    Lists and dictionaries may share parts and contain themselves, so callers must not treat the
+    value as a tree (bounded.shown, bounded.is_plain).
 
     Takes at most 2 microseconds and 130 bytes for each opcode, of which there are no more than the
     file has bytes and MOST_VALUES, beside five times the file, which has MOST_BYTES at most.
 
-    Raises TraceError for what is no pickle, is damaged, cut off, larger or holds anything else;
-    OSError if the file cannot be opened.
+    Raises TraceError for a file that is no pickle, damaged, cut off, too large or holds anything
+    else; OSError if it cannot be opened.
     """
     try:
         with bounded.opened(path) as file:
@@ -59,7 +58,7 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 
 class _Refused(ValueError):
-    """What stands at a place is no plain value."""
+    """The file holds something other than plain values."""
 
 
 class _Unpickler(pickle._Unpickler):

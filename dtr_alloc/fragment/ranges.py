@@ -1,4 +1,4 @@
-"""Sets of addresses, as ranges: which memory is there."""
+"""Sets of addresses, as ranges."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Iterator
 
 
 class Ranges:
-    """Ranges [begin, end) that neither overlap nor touch. O(ranges) a change."""
+    """Ranges [begin, end) that neither overlap nor touch. A change takes O(ranges)."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
         self._ends: list[int] = []
 
     def add(self, begin: int, end: int) -> None:
-        """Adds what is not there yet."""
         if begin >= end:
             return
         first = bisect_left(self._ends, begin)
@@ -26,7 +25,6 @@ class Ranges:
         self._ends[first:last] = [end]
 
     def remove(self, begin: int, end: int) -> None:
-        """Removes what is there."""
         if begin >= end:
             return
         first = bisect_right(self._ends, begin)
@@ -40,7 +38,7 @@ class Ranges:
         self._ends[first:last] = ends
 
     def cover(self, begin: int, end: int) -> bool:
-        """Whether all of it is there; begin is below end."""
+        """Whether they contain [begin, end), which is not empty."""
         at = bisect_right(self._begins, begin) - 1
         return at >= 0 and end <= self._ends[at]
 

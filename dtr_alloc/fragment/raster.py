@@ -1,7 +1,7 @@
-"""Rectangles to pixels: exact coverage, in time that goes with rectangles plus pixels.
+"""Rectangles to pixels: exact coverage, in time proportional to rectangles plus pixels.
 
-A heap of a million blocks has no place for outlines. Here each pixel gets the mean color of what
-it covers, so that a picture of any trace says the truth at its resolution.
+A heap of a million blocks has no room for outlines. Each pixel gets the mean color of the
+rectangles that it shows, so a picture is exact at its resolution.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from typing import Any
 import numpy as np
 
 Array = Any
-"""numpy.ndarray; its shape stands beside each use."""
+"""numpy.ndarray."""
 
 
 def coverage(boxes: Array, values: Array, shape: tuple[int, int]) -> Array:
-    """How much of each pixel boxes cover, summed, times values.
+    """The part of each pixel that boxes cover, times their values, summed over the boxes.
 
     Args:
-        boxes: (n, 4): left, right, bottom, top in pixels; what is outside is cut off.
-        values: (n, channels): what a wholly covered pixel gets of each.
+        boxes: (n, 4): left, right, bottom, top in pixels; cut off at the borders.
+        values: (n, channels): of a wholly covered pixel.
         shape: height and width in pixels.
 
     Returns (height, width, channels); row 0 is the bottom.
 
-    A box covers pixel (y, x) by the product of two lengths. Each, as a function of its pixel, is
-    the running sum of four numbers (two at either end), so a box is the running sum, in both
-    directions, of sixteen.
+    A box covers pixel (y, x) by the product of two lengths. Each length, as a function of its
+    pixel, is the running sum of four numbers (two at either end), so a box is the running sum, in
+    both directions, of sixteen.
     """
     height, width = shape
     boxes = np.asarray(boxes, dtype=np.float64).reshape(-1, 4)
@@ -45,7 +45,7 @@ def coverage(boxes: Array, values: Array, shape: tuple[int, int]) -> Array:
 
 
 def _ends(spans: Array) -> list[tuple[Array, Array]]:
-    """Where the running sum changes, and by how much."""
+    """The positions at which the running sum changes, and by how much."""
     found = []
     for edge, sign in ((spans[:, 0], 1.0), (spans[:, 1], -1.0)):
         whole = np.floor(edge).astype(np.int64)
@@ -55,7 +55,7 @@ def _ends(spans: Array) -> list[tuple[Array, Array]]:
 
 
 class CutAxis:
-    """Addresses as offsets, with long ranges that nothing uses cut out.
+    """Addresses as offsets, with long unused ranges cut out.
 
     Attributes:
         starts, ends: the addresses of each piece that is kept, ascending.
@@ -65,8 +65,7 @@ class CutAxis:
 
     def __init__(self, starts: Array, ends: Array, longest_gap: float = 0.02) -> None:
         """starts, ends: of all ranges in use (any order, overlaps allowed, at least one).
-        longest_gap: what is kept of unused addresses between two ranges, as a part of those used.
-        """
+        longest_gap: the longest unused range that is kept, relative to the used bytes."""
         order = np.argsort(starts, kind="stable")
         low = np.asarray(starts, dtype=np.uint64)[order]
         high = np.maximum.accumulate(np.asarray(ends, dtype=np.uint64)[order])
@@ -80,7 +79,7 @@ class CutAxis:
         self.length_bytes = float(lengths.sum())
 
     def place(self, addresses: Array) -> Array:
-        """Offsets of addresses that lie in a piece, or at its end."""
+        """Offsets of addresses that are in a piece, or at its end."""
         addresses = np.asarray(addresses, dtype=np.uint64)
         piece = np.maximum(np.searchsorted(self.starts, addresses, side="right") - 1, 0)
         return self.offsets[piece] + (addresses - self.starts[piece]).astype(np.float64)

@@ -1,4 +1,4 @@
-"""The report on traces: rows of numbers as a table and as JSON, and pictures."""
+"""The report on traces: numbers as a table and as JSON, and pictures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rich.table import Table
 from dtr_alloc.config import format_size
 from dtr_alloc.fragment import measures
 from dtr_alloc.fragment.measures import Measures, size_unit
-from dtr_alloc.fragment.residency import Residencies, placed
+from dtr_alloc.fragment.residency import Residencies, Segment, placed
 from dtr_alloc.fragment.walk import by_device, walk
 from dtr_alloc.report import console_html
 from dtr_alloc.traces.trace import Kind, Trace, TraceError
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 FORMAT = "dtr_alloc fragment report"
 VERSION = 1
-"""Of the JSON. It changes when a key goes or changes its meaning; new keys may come."""
+"""Of the JSON. It changes if a key is removed or changes its meaning; new keys may come."""
 MOST_IN_USE = 8
-"""The most names that are shown of what was in use."""
+"""The most names that are listed for memory in use."""
 JSON_ROWS = 1000
 """The most rows of a series in the JSON."""
 _TITLES = {
@@ -52,11 +52,10 @@ class Row:
         measures: its numbers.
         series: the heap over time; columns of the names in SERIES.
         holes: sizes of the holes at the worst moment, in bytes.
-        blocks: where blocks lay, if that is known.
-        request_bytes: what found no place at the worst moment, if it is an out-of-memory error.
-        in_use: what held most memory then, if the trace names operators: bytes and names.
-        segments: events, addresses and sizes of memory that came from the device (True) or went
-            back; None: as the trace says.
+        blocks: None if unknown.
+        request_bytes: of the failed request, if the worst moment is an out-of-memory error.
+        in_use: the largest users of memory then, if the trace names operators: bytes and names.
+        segments: None: as in the trace.
     """
 
     measures: Measures
@@ -64,13 +63,13 @@ class Row:
     holes: Sequence[int]
     blocks: Residencies | None
     request_bytes: int | None
-    segments: Sequence[tuple[int, int, int, bool]] | None = None
+    segments: Sequence[Segment] | None = None
     in_use: Sequence[tuple[int, str]] = ()
 
 
 @dataclass
 class Report:
-    """What is said of one device of one trace.
+    """The report on one device of one trace.
 
     Attributes:
         label: the file, and the device if there are several.
@@ -89,7 +88,7 @@ class Report:
 
 
 def reports(label: str, trace: Trace) -> list[Report]:
-    """A report for each device of a valid trace that holds memory, with what was recorded. Raises
+    """A report for each device of a valid trace that holds memory, with the recorded row. Raises
     TraceError if the trace allocates nothing."""
     parts = by_device(trace)
     found = [
@@ -102,8 +101,8 @@ def reports(label: str, trace: Trace) -> list[Report]:
 
 
 def recorded(trace: Trace) -> Row:
-    """What happened in the job itself. trace: valid, of one device. Raises TraceError if that holds
-    no memory."""
+    """The row of the job itself. trace: valid, of one device. Raises TraceError if that holds no
+    memory."""
     done = walk(trace)
     found = measures.of_walk(done)
     event = measures.worst_event(done)
@@ -114,7 +113,7 @@ def recorded(trace: Trace) -> Row:
 
 
 def _in_use(trace: Trace, blocks: Residencies, event: int) -> list[tuple[int, str]]:
-    """The bytes in use at an event by the name of who asked, the largest first."""
+    """The bytes in use at an event by the name of the requester, the largest first."""
     bytes_of: Counter[int] = Counter()
     for start, end, size, name in zip(
         blocks.start, blocks.end, blocks.size_bytes, blocks.name, strict=True
@@ -129,16 +128,16 @@ def _in_use(trace: Trace, blocks: Residencies, event: int) -> list[tuple[int, st
 def of_model(
     prepared: Prepared, model: str, budget_bytes: int | None, *, smallest: bool, blocks: bool
 ) -> Row:
-    """What a model of an allocator makes of a trace of one device.
+    """The row of a model of an allocator for a trace of one device.
 
     Args:
         prepared: the trace.
         model: a key of dtr_alloc.fragment.models.MODELS.
         budget_bytes: None: no limit.
         smallest: whether to look for the smallest budget, which takes about ten runs more.
-        blocks: whether to keep where blocks lay.
+        blocks: whether to keep the addresses of blocks.
 
-    Raises ValueError if there is no such model.
+    Raises ValueError for an unknown model.
     """
     from dtr_alloc.fragment.models import smallest_budget
 
@@ -159,12 +158,12 @@ def of_model(
         if done.placements is None
         else placed(prepared.trace, done.placements, done.failed_event),
         None if done.completed else done.failed_bytes,
-        [(at.event, at.address, at.size_bytes, at.taken) for at in done.segments],
+        done.segments,
     )
 
 
 def table(report: Report) -> Table:
-    """The numbers of a report, one row each. Columns that would be empty are left out."""
+    """The numbers of a report, one row each. Empty columns are left out."""
     found = [row.measures for row in report.rows]
     unit, unit_name = size_unit(max(row.peak_reserved_bytes for row in found))
 
@@ -208,7 +207,7 @@ def _number(value: float | None, unit: float, digits: int) -> str:
 
 
 def document(found: Iterable[Report]) -> dict[str, Any]:
-    """The report as JSON has it; docs/guides/fragmentation-study.md says what is in it."""
+    """The report as JSON; docs/guides/fragmentation-study.md describes it."""
     from dtr_alloc.report import package_version
 
     return {
@@ -288,7 +287,7 @@ def figures(report: Report, *, by_event: bool, maps: bool) -> dict[str, Any]:
 def write_pictures(
     report: Report, folder: Path, stem: str, *, by_event: bool, maps: bool
 ) -> list[Path]:
-    """Draws STEM-NAME.png of each of the figures. Returns the paths. Raises OSError where the disk
+    """Draws STEM-NAME.png of each of the figures. Returns the paths. Raises OSError as the disk
     does."""
     from dtr_alloc.fragment import pictures
 
@@ -301,7 +300,7 @@ def write_pictures(
 
 
 def page(found: Sequence[Report], *, by_event: bool, maps: bool) -> str:
-    """The tables and pictures of all reports on a page that stands alone."""
+    """The tables and pictures of all reports on a self-contained page."""
     from dtr_alloc import html
 
     body = ""
@@ -319,7 +318,7 @@ def page(found: Sequence[Report], *, by_event: bool, maps: bool) -> str:
 
 
 def finding(row: Row) -> str:
-    """One line on where memory went."""
+    """A sentence on the use of memory."""
     found, holes = row.measures, row.holes
     if row.request_bytes is not None:
         return (
@@ -342,7 +341,8 @@ def finding(row: Row) -> str:
 
 
 def comparison(rows: Sequence[Row]) -> str:
-    """One line on which allocator takes how much; of the first row, and the models."""
+    """A sentence on the allocators that reserve least and most; of the first row, and the
+    models."""
     found = [row.measures for row in rows[1:] if row.measures.completed]
     found = [row for row in found if row.name != "exact"] or found
     if not found:

@@ -1,7 +1,7 @@
-"""Where each block of a trace lay, and from when to when.
+"""The blocks of a trace: their addresses, and when each begins and ends.
 
-An allocation that moves, or is evicted and comes back, has several blocks. Each is a rectangle of
-time and address: what the map of the heap draws.
+A content that moves, or is evicted and comes back, has several blocks. The map of the heap draws
+each as a rectangle of time and address.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from dtr_alloc.traces.trace import Trace
 
 ALLOCATED, REMATERIALIZED, MOVED_IN = range(3)
-"""How a block began: DTR_BEGAN_... of dtr/allocator_models.h."""
+"""The beginnings of a block: DTR_BEGAN_... of dtr/allocator_models.h."""
 FREED, EVICTED, MOVED_OUT, STAYED = range(4)
-"""How a block ended: DTR_ENDED_... STAYED: the trace ends first."""
+"""The ends of a block: DTR_ENDED_... STAYED: the trace ends first."""
 
 
 @dataclass
@@ -23,11 +24,10 @@ class Residencies:
     """Columns of equal length, in the order of their beginnings.
 
     Attributes:
-        start: the event that began it.
-        end: the event that ended it; the number of the trace's events if none did.
+        start: the event that began the block.
+        end: the event that ended it, or the number of events.
         address: of its first byte.
-        size_bytes: of the block, rounding included, where the event that ends it says that; what
-            was asked for otherwise.
+        size_bytes: with rounding if the event that ends the block tells it, else as asked for.
         name: index in the trace's names.
         began: ALLOCATED, REMATERIALIZED or MOVED_IN.
         ended: FREED, EVICTED, MOVED_OUT or STAYED.
@@ -45,13 +45,22 @@ class Residencies:
         return len(self.start)
 
 
+class Segment(NamedTuple):
+    """Physical memory that an allocator took from the device, or gave back, at an event."""
+
+    event: int
+    address: int
+    size_bytes: int
+    taken: bool
+
+
 def placed(trace: Trace, addresses: Sequence[int], failed_event: int | None) -> Residencies:
-    """The blocks of a model run over a valid trace of one device.
+    """The blocks of a model that ran over a valid trace of one device.
 
     Args:
-        addresses: of each allocation, in the order of Trace.lifetimes(); those of sizes 0 and those
-            that were not reached do not count.
-        failed_event: where the run ended, None at the end.
+        addresses: of each allocation, in the order of Trace.lifetimes(). Empty allocations and
+            those that were not reached do not count.
+        failed_event: where the run ended; None: at the end.
     """
     found = Residencies()
     last = len(trace) if failed_event is None else failed_event

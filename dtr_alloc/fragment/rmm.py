@@ -2,9 +2,9 @@
 
 The log is CSV with the columns ``Thread,Time,Action,Pointer,Size,Stream``, one line for each
 allocate, free and failed allocate of one memory resource (RMM's logging_resource_adaptor; its
-replay benchmark reads the same). Spark RAPIDS writes no line of columns. A log has no segments and
-no names; which device it is of it does not say. Of a trace, allocations, frees and failures are
-written, no more.
+replay benchmark reads the same). Spark RAPIDS writes no line of columns. A log has neither segments
+nor names, and does not state its device. Only allocations, frees and failures of a trace are
+written.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from dtr_alloc.traces.trace import MOST_EVENTS, MOST_TIME_NS, Kind, Trace, Trace
 
 HEADER = ("Thread", "Time", "Action", "Pointer", "Size", "Stream")
 
-_ACTIONS = {
-    "allocate": Kind.ALLOCATE,
-    "free": Kind.FREE,
-    "deallocate": Kind.FREE,  # RMM's manual calls it so, its code does not
-    "allocate failure": Kind.OUT_OF_MEMORY,
+_NAMES: dict[int, str] = {
+    Kind.ALLOCATE: "allocate",
+    Kind.FREE: "free",
+    Kind.OUT_OF_MEMORY: "allocate failure",
 }
+_ACTIONS = {name: Kind(kind) for kind, name in _NAMES.items()}
+_ACTIONS["deallocate"] = Kind.FREE  # in RMM's manual, not in its code
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2})[:.]([0-9]{1,9})", re.ASCII)
 _EPOCH = re.compile(r"([0-9]{1,12})\.([0-9]{1,9})", re.ASCII)
 _DAY_NS = 24 * 3600 * 10**9
@@ -50,19 +51,19 @@ def is_debug_log(head: bytes) -> bool:
 
 
 def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trace:
-    """Reads a log, plain or ``.gz``. Its first event is at time 0; times of day go on past
-    midnight, and one that steps back (threads write side by side) stays where it was.
+    """Reads a log, plain or ``.gz``. The first event is at time 0. Times of day continue past
+    midnight; an earlier time than the one before (threads write side by side) counts as the same.
 
     Args:
         path: the file.
-        allow_truncated: whether a last line without its end, as a killed job leaves it, is left
-            out; the trace's meta says ``"truncated": true`` then.
+        allow_truncated: whether an incomplete last line of a killed job is left out; the trace's
+            meta says ``"truncated": true`` then.
 
     Takes about 5 microseconds for each line, of at most 4096 bytes, and at most 200 bytes for each
     event (MOST_EVENTS).
 
-    Raises TraceError that names the line for what is no such log, for a block that is freed and was
-    not allocated, or allocated twice; OSError if the file cannot be opened.
+    Raises TraceError, which names the line, for any other file, for a block that is freed without
+    an allocation, or allocated twice; OSError if the file cannot be opened.
     """
     trace = Trace({"source": "rmm", "time_unit": "ns"})
     live: set[int] = set()
@@ -134,7 +135,7 @@ def _rows(texts: Iterator[str], path: str | os.PathLike[str]) -> Iterator[tuple[
 def _texts(
     path: str | os.PathLike[str], allow_truncated: bool, meta: dict[str, Any]
 ) -> Iterator[str]:
-    """The lines. Says in the meta that the last one was left out."""
+    """The lines. A last line that is left out is noted in the meta."""
     with bounded.opened(path) as file:
         for line in bounded.lines(file, _MOST_LINE_BYTES, _MOST_FILE_BYTES):
             if allow_truncated and not line.endswith(b"\n"):
@@ -189,15 +190,15 @@ def _number(text: str, what: str, at: str) -> int:
 
 
 def write(trace: Trace, path: str | os.PathLike[str], *, device: int | None = None) -> None:
-    """Writes a trace as a log; times are cut to microseconds, and the size of a free is that of
-    its allocation.
+    """Writes a trace as a log. Times are cut to microseconds; a free has the size of its
+    allocation.
 
     Args:
         trace: checked by the caller (Trace.validate).
         path: the file.
         device: whose events; needed if the trace has several devices.
 
-    Raises TraceError if it is not given there, and OSError as the disk does.
+    Raises TraceError without a device where it is needed, and OSError as the disk does.
     """
     devices = sorted(set(trace.device))
     if device is None and len(devices) > 1:
@@ -209,15 +210,8 @@ def write(trace: Trace, path: str | os.PathLike[str], *, device: int | None = No
     with open(path, "w", newline="", encoding="ascii") as file:
         file.write(",".join(HEADER) + "\n")
         for index, kind in enumerate(trace.kind):
-            if trace.device[index] != wanted:
-                continue
-            if kind == Kind.ALLOCATE:
-                action = "allocate"
-            elif kind == Kind.FREE:
-                action = "free"
-            elif kind == Kind.OUT_OF_MEMORY:
-                action = "allocate failure"
-            else:
+            action = _NAMES.get(kind)
+            if action is None or trace.device[index] != wanted:
                 continue
             address = trace.address[index]
             pointer = f"{address:#x}" if address else "(nil)"

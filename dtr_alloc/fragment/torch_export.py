@@ -1,13 +1,13 @@
-"""Traces as memory snapshots of PyTorch, which its memory viewer opens (pytorch.org/memory_viz).
+"""Writes traces as memory snapshots for PyTorch's memory viewer (pytorch.org/memory_viz).
 
-The viewer shows one moment from another by undoing events, so what it is given must fit together
-exactly: each free is requested and then completed, each block lies in a segment while it is in use,
-and the segments at the end are what all events leave. Where a trace does not say what memory there
-was, its blocks are put into one segment for each stretch of addresses.
+The viewer computes one moment from another by undoing events, so the events must be consistent:
+each free is requested and then completed, each block is in a segment while it is in use, and the
+segments at the end are the result of all events. If a trace does not describe its segments, each
+range of addresses with blocks is one segment.
 
-Evictions, moves and what came back are named twice: in ``user_metadata``, which newer viewers show,
-and as the innermost frame of the event. What PyTorch has no event for (steps, budgets, requests for
-room, marks) is an annotation at its time. Upstream: torch/cuda/_memory_viz.py,
+Evictions, moves and recomputations are named twice: in ``user_metadata``, which newer viewers show,
+and as the innermost frame of the event. Events that PyTorch does not have (steps, budgets, requests
+for room, marks) are annotations at their times. Upstream: torch/cuda/_memory_viz.py,
 torch/utils/viz/MemoryViz.js.
 """
 
@@ -66,7 +66,7 @@ class _Device:
         self.frames: dict[tuple[str, ...], list[dict[str, Any]]] = {}
 
     def begin(self) -> None:
-        """Where blocks lie in no memory that the trace tells of, there is some for all."""
+        """Adds segments for the blocks if the trace's own segments do not contain them."""
         trace, said, used = self.trace, Ranges(), Ranges()
         is_told = True
         rows = zip(trace.kind, trace.device, trace.address, trace.size_bytes, strict=True)
@@ -100,7 +100,7 @@ class _Device:
         return event
 
     def stack(self, names: tuple[str, ...]) -> list[dict[str, Any]]:
-        """One list for all events that share it, as PyTorch has it."""
+        """One list for all events that share it, as in PyTorch."""
         if names not in self.frames:
             self.frames[names] = [
                 {"name": name, "filename": torch_frames.OURS, "line": 0} for name in names if name
@@ -108,7 +108,7 @@ class _Device:
         return self.frames[names]
 
     def event(self, index: int) -> None:
-        """Adds what the viewer needs for one event of the trace."""
+        """Adds the viewer's events for one event of the trace."""
         trace = self.trace
         kind, address, size = trace.kind[index], trace.address[index], trace.size_bytes[index]
         name = trace.names[trace.name[index]]
@@ -161,7 +161,7 @@ class _Device:
         self.put(action, index, address, size)["stream"] = 0
 
     def segments(self) -> list[dict[str, Any]]:
-        """The memory at the end, and the blocks in it."""
+        """The segments at the end, with their blocks."""
         made = []
         blocks = sorted(self.live)
         at = 0

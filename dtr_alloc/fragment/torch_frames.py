@@ -1,4 +1,5 @@
-"""What stands beside an event of PyTorch's snapshots: stacks as short names, and marks of ours."""
+"""The parts of an event of PyTorch's snapshots beside its numbers: stacks, as short names, and our
+marks."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ EVICTED = "evict"
 
 
 class Names:
-    """Short names of stacks: the innermost function that is not PyTorch's, with its file and line;
-    of a stack of nothing else, the innermost; ``""`` without a stack."""
+    """Short names of stacks: the innermost function outside of PyTorch, with its file and line; in
+    a stack of PyTorch alone, the innermost; ``""`` without a stack."""
 
     def __init__(self) -> None:
         # A snapshot keeps one list for all that share it; without the mark in front, or with it.
         self._of_stack: dict[tuple[int, bool], str] = {}
 
     def of(self, event: dict[str, Any]) -> str:
-        """The name of an event or block. Frames that are none count as no stack."""
+        """The name of an event or block."""
         stack = event.get("frames")
         if not isinstance(stack, list) or not stack:
             return ""
@@ -39,15 +40,15 @@ class Names:
 
 
 def is_of_mark(event: dict[str, Any], frame: Any) -> bool:
-    """Whether the innermost frame is a mark of ours and no operator. (A job may put any text in
+    """Whether the innermost frame is our mark and not an operator. (A job may put any text in
     user_metadata.)"""
     name = text_of(frame, "name") if isinstance(frame, dict) else ""
     return bool(name) and frame.get("filename") == OURS and name == text_of(event, "user_metadata")
 
 
 def text_of(of: dict[str, Any], key: str) -> str:
-    """The text there, the first _MOST_TEXT characters of it, with "?" for those that no file can
-    hold; "" if it is none. Without the cut, a text that a million frames share would be copied a
+    """The first _MOST_TEXT characters of a text, with "?" for characters that no file can hold; ""
+    for any other value. Without the cut, a text that a million frames share would be copied a
     million times."""
     value = of.get(key)
     if not isinstance(value, str):
@@ -78,8 +79,8 @@ def _name(stack: list[Any]) -> str:
 
 
 def metadata(kind: Kind, name: str = "", to: int = 0) -> str:
-    """What the viewer shows beside an event that a mark of ours belongs to: EVICT and MOVE_FROM at
-    a FREE, REMATERIALIZE at an ALLOCATE."""
+    """The text that the viewer shows beside an event with our mark: EVICT and MOVE_FROM at a FREE,
+    REMATERIALIZE at an ALLOCATE."""
     if kind == Kind.EVICT:
         return EVICTED
     if kind == Kind.MOVE_FROM:

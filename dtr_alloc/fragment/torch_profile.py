@@ -1,10 +1,12 @@
-"""What PyTorch's profiler wrote (``export_chrome_trace``): its operators and kernels."""
+"""The operators and kernels in a trace of PyTorch's profiler (``export_chrome_trace``)."""
 
 from __future__ import annotations
 
-import json
 import os
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct, field
 
 from dtr_alloc import bounded
 from dtr_alloc.traces.trace import MOST_TIME_NS, TraceError
@@ -15,6 +17,31 @@ MOST_BYTES = 1 << 30
 _CATEGORIES = frozenset(
     ("cpu_op", "user_annotation", "gpu_user_annotation", "kernel", "gpu_memcpy", "gpu_memset")
 )
+_MOST_US = MOST_TIME_NS // 1000
+_Time: TypeAlias = Annotated[float, Meta(ge=-_MOST_US, le=_MOST_US)]
+
+
+class _Event(Struct):
+    """Times are in microseconds."""
+
+    ph: str
+    name: str
+    pid: int | str = 0
+    tid: int | str = 0
+    cat: str = ""
+    ts: _Time = 0
+    dur: Annotated[float, Meta(ge=0, le=_MOST_US)] = 0
+    args: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def track(self) -> int:
+        """The number of a thread. PyTorch's own events have texts."""
+        return self.tid if isinstance(self.tid, int) and abs(self.tid) < 2**53 else 0
+
+
+class _Document(Struct, rename="camel"):
+    trace_events: list[_Event]
+    base_time_nanoseconds: int = 0
 
 
 class Slice(NamedTuple):
@@ -46,67 +73,23 @@ class Profile(NamedTuple):
 def read(path: str | os.PathLike[str]) -> Profile:
     """Reads a profile, plain or ``.gz``. Takes ten times as much memory as its JSON has bytes.
 
-    Raises TraceError that names what is none or too large, and OSError.
+    Raises TraceError, which names the file, for any other or too large file; and OSError.
     """
     place = os.fspath(path)
-    document = _json(place)
-    base_ns = document.get("baseTimeNanoseconds", 0)
-    if not isinstance(base_ns, int) or not isinstance(document.get("traceEvents"), list):
-        raise TraceError(f"{place} is no trace of torch.profiler")
-    found = Profile([], [])
-    for at, event in enumerate(document["traceEvents"]):
-        try:
-            phase, name, track = event["ph"], event["name"], _number(event.get("tid"))
-            if phase == "M" and name in ("process_name", "thread_name"):
-                told = _is(str, event["args"]["name"])
-                found.names.append((name, told, _process(event), track))
-            if phase != "X" or event.get("cat") not in _CATEGORIES:
-                continue
-            begin_ns = _nanoseconds(event["ts"]) + base_ns
-            lasts_ns = _nanoseconds(event["dur"])
-            if lasts_ns < 0:
-                raise ValueError
-            of = _is(str, name), _process(event), track
-            found.slices.append(Slice(*of, begin_ns, lasts_ns))
-        except (TypeError, KeyError, ValueError, OverflowError, AttributeError):
-            reason = f"event {at} is none of torch.profiler: {bounded.shown(event)}"
-            raise TraceError(f"{place}: {reason}") from None
-    return found
-
-
-def _is(kind: Any, value: Any) -> Any:
-    """A value of that kind. Raises TypeError for another."""
-    if not isinstance(value, kind):
-        raise TypeError
-    return value
-
-
-def _process(event: dict[str, Any]) -> int | str:
-    found: int | str = _is(int | str, event["pid"])
-    return found
-
-
-def _nanoseconds(microseconds: Any) -> int:
-    time_ns: int = round(_is(int | float, microseconds) * 1000)
-    if abs(time_ns) > MOST_TIME_NS:
-        raise OverflowError
-    return time_ns
-
-
-def _number(track: object) -> int:
-    """Of a thread. PyTorch gives texts to what it adds itself."""
-    return track if isinstance(track, int) and abs(track) < 2**53 else 0
-
-
-def _json(path: str) -> dict[str, Any]:
-    """An object in a file. Raises TraceError."""
     try:
         with bounded.opened(path) as file:
-            found = json.loads(bounded.rest(file, MOST_BYTES))
-        if not isinstance(found, dict):
-            raise ValueError("it is no object")
+            found = msgspec.json.decode(bounded.rest(file, MOST_BYTES), type=_Document)
     except MemoryError:
-        raise TraceError(f"{path}: {bounded.OUT_OF_MEMORY}") from None
-    except (ValueError, RecursionError) as error:
-        raise TraceError(f"{path} is no trace of torch.profiler: {error}") from None
-    return found
+        raise TraceError(f"{place}: {bounded.OUT_OF_MEMORY}") from None
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise TraceError(f"{place} is no trace of torch.profiler: {error}") from None
+    base_ns = found.base_time_nanoseconds
+    profile = Profile([], [])
+    for of in found.trace_events:
+        if of.ph == "X" and of.cat in _CATEGORIES:
+            begin_ns, lasts_ns = round(of.ts * 1000) + base_ns, round(of.dur * 1000)
+            profile.slices.append(Slice(of.name, of.pid, of.track, begin_ns, lasts_ns))
+        elif of.ph == "M" and of.name in ("process_name", "thread_name"):
+            text = str(of.args.get("name", ""))
+            profile.names.append((of.name, text, of.pid, of.track))
+    return profile

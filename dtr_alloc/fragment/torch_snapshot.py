@@ -1,13 +1,12 @@
-"""PyTorch's memory snapshots, read as traces.
+"""Reads PyTorch's memory snapshots as traces.
 
-A snapshot (``torch.cuda.memory._dump_snapshot``) is a pickle, or JSON, of the segments and blocks
-of the moment and, where ``torch.cuda.memory._record_memory_history`` was on, of the last events of
-each device. That history may begin in the middle of a job: what was there before is found in the
-segments, and by going through the events backwards. What cannot be known is said in
-``meta["unknown"]``.
+A snapshot (``torch.cuda.memory._dump_snapshot``) is a pickle, or JSON, of the present segments and
+blocks and, with ``torch.cuda.memory._record_memory_history``, of the last events of each device.
+That history may begin in the middle of a job: earlier blocks and segments are found in the present
+segments and by following the events backwards. ``meta["unknown"]`` lists the gaps.
 
 Upstream: torch/csrc/cuda/Module.cpp (the names in the pickle), c10/cuda/CUDACachingAllocator.cpp
-(what is recorded when: sizes of alloc and free_requested are as asked for).
+(when events are recorded: sizes of alloc and free_requested are as asked for).
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from dtr_alloc.traces.trace import (
 )
 
 MOST_JSON_BYTES = 1 << 28
-"""Of a snapshot as JSON: its shortest values take thirty times their text."""
+"""Of a snapshot as JSON: its shortest values take thirty times the memory of their text."""
 
 KEY = "dtr_alloc"
-"""Where a snapshot that we wrote (torch_export) has the meta of its trace."""
+"""The key of a trace's meta in a snapshot that torch_export wrote."""
 
 STEP_ANNOTATION = "Optimizer.step"
-"""A training step begins where an annotation of this beginning ends."""
+"""A training step begins at the end of an annotation with this prefix."""
 
 _SEGMENTS = {
     "segment_alloc": Kind.SEGMENT_ALLOCATE,
@@ -52,14 +51,13 @@ _SEGMENTS = {
 _HEAD_BYTES = 64
 _MOST_UNKNOWN = 1000
 _MOST_RANGES = 1 << 16
-_EXPANDABLE = ("segment_map", "segment_unmap")
 _OTHERS = ("free_completed", "snapshot", "workspace_snapshot", "user_defined")
 ACTIONS = ("alloc", "free_requested", "oom", *_SEGMENTS, *_OTHERS)
-"""What an event of a device may be."""
+"""The kinds of a device's events."""
 
 
 class Row(NamedTuple):
-    """An event of one device, before the devices' are put into one order."""
+    """An event of one device, before the devices' events are merged."""
 
     time_us: int
     kind: Kind
@@ -72,11 +70,11 @@ class Row(NamedTuple):
 def read(path: str | os.PathLike[str]) -> Trace:
     """Reads a snapshot: a pickle of any protocol or JSON, plain or ``.gz``.
 
-    Takes time and memory as plain_pickle.load() does, or at most 9 GB for JSON of MOST_JSON_BYTES,
-    and as Trace.validate() for its events.
+    Takes time and memory as plain_pickle.load(), or at most 9 GB for JSON of MOST_JSON_BYTES, and
+    as Trace.validate() for its events.
 
-    Raises TraceError that names the file, and the place in it, for anything that is no snapshot or
-    contradicts itself; OSError if it cannot be opened.
+    Raises TraceError, which names the file and the place in it, for any other or contradictory
+    file; OSError if it cannot be opened.
     """
     try:
         return to_trace(load(path))
@@ -88,7 +86,7 @@ def read(path: str | os.PathLike[str]) -> Trace:
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The snapshot in a file: ``segments``, ``device_traces``, ``allocator_settings``,
-    ``external_annotations``; their inner parts are not checked. Raises as read()."""
+    ``external_annotations``; their parts are not checked. Raises as read()."""
     try:
         with bounded.opened(path) as file:
             is_json = _is_json(file.read(_HEAD_BYTES))
@@ -136,12 +134,12 @@ def _json(path: str | os.PathLike[str]) -> Any:
 
 
 def to_trace(snapshot: dict[str, Any]) -> Trace:
-    """The trace of a snapshot as load() gives it, checked.
+    """The trace of a snapshot from load(), checked.
 
-    ``free_requested`` is the FREE: the job lets go of the block then. Where the allocator could use
-    it only later, after events of others (``free_completed``), a MARK "free completed" says when.
+    ``free_requested`` is the FREE: the job lets go of the block then. If the allocator could reuse
+    it only after other events (``free_completed``), a MARK "free completed" says when.
 
-    Raises TraceError that names the device and the event's index there.
+    Raises TraceError, which names the device and the event's index there.
     """
     history = snapshot["device_traces"]
     segments = _by_device(snapshot["segments"], "segment")
@@ -158,7 +156,8 @@ def to_trace(snapshot: dict[str, Any]) -> Trace:
         device.run()
     rows = [device.rows for device in found]
     # As far as the history goes back.
-    read = _our_annotations if KEY in snapshot else _annotations
+    is_ours = KEY in snapshot
+    read = _our_annotations if is_ours else _annotations
     rows += [read(annotations.get(device.device, []), device) for device in found]
     meta: dict[str, Any] = {
         "source": "torch",
@@ -176,7 +175,7 @@ def to_trace(snapshot: dict[str, Any]) -> Trace:
         meta["unknown"] = unknown[:_MOST_UNKNOWN]
     # Ours count from the first event on; where no times were recorded, all are 0.
     times = [row.time_us for part in rows for row in part if row.time_us]
-    trace = _merge(rows, meta, 0 if KEY in snapshot else min(times, default=0))
+    trace = _merge(rows, meta, 0 if is_ours else min(times, default=0))
     trace.validate()
     return trace
 
@@ -218,7 +217,7 @@ def _merge(rows: list[list[Row]], meta: dict[str, Any], begin: int) -> Trace:
 
 
 def _by_device(parts: list[Any], what: str) -> dict[int, list[tuple[str, Any]]]:
-    """What is of each device, in order, with what a message calls it."""
+    """The parts of each device, in order, with their names for messages."""
     found: dict[int, list[tuple[str, Any]]] = {}
     for index, part in enumerate(parts):
         at = f"{what} {index}"
@@ -324,7 +323,7 @@ class _Device:
         self.follow(actions)
 
     def segments_before(self, actions: list[str]) -> tuple[Ranges, list[tuple[int, int]]]:
-        """What was there when the history begins: memory of expandable segments, and segments."""
+        """The ranges of expandable segments, and the other segments, when the history begins."""
         ranges = Ranges()
         whole: dict[int, int] = {}
         for at, segment in self.segments:
@@ -384,17 +383,14 @@ class _Device:
             stream = _number(segment, "stream", of)
             for address, block in _blocks(segment, of):
                 if block.get("state") == "active_allocated" and address not in seen:
-                    size = _number(
-                        block if "requested_size" in block else {"requested_size": block["size"]},
-                        "requested_size",
-                        f"the block at {address:#x}",
-                    )
+                    key = "requested_size" if "requested_size" in block else "size"
+                    size = _number(block, key, f"the block at {address:#x}")
                     name = self.names.of(block)
                     found[address] = Row(0, Kind.ALLOCATE, address, size, stream, name)
         return [found[address] for address in sorted(found)]
 
     def follow(self, actions: list[str]) -> None:
-        """The events as they are, in rows."""
+        """Appends the events as rows."""
         rows = self.rows
         for index, (action, event) in enumerate(zip(actions, self.events, strict=True)):
             at = self.at(index)

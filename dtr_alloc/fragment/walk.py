@@ -1,13 +1,12 @@
-"""Follows a trace of one device through the addresses it has, and says how its heap was.
+"""Follows the blocks of a trace of one device, and measures its heap over time.
 
-This really happened in the recorded job; ``dtr_alloc.fragment.models`` says what another
-allocator would have made of the same requests.
+This is what happened in the recorded job; ``dtr_alloc.fragment.models`` plays other allocators on
+the same requests.
 
-Free bytes lie in holes: ranges of reserved memory without a block, merged where they touch. The
-segments of PyTorch's caching allocator come from calls of their own, so holes of two of them do not
-merge, unless a block lay across the border, as in expandable segments. A block outside of all
-segments counts as reserved from then on: where a trace says nothing of segments, that is the
-memory of a heap that never gives any back.
+Free bytes are in holes: ranges of reserved memory without a block, merged where they touch. The
+segments of PyTorch's caching allocator come from separate calls, so holes of two segments do not
+merge, unless a block crossed the border, as in expandable segments. A block outside of all segments
+counts as reserved from then on: a trace without segments is a heap that never returns memory.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Series:
         time_ns: of that event.
         live_bytes: in use, as asked for.
         reserved_bytes: taken from the driver.
-        free_bytes: reserved and in no block, so without what blocks are rounded up by.
+        free_bytes: in holes: reserved and in no block.
         largest_free_bytes: the largest hole.
         sum_free_squares: of the holes' sizes, in bytes².
     """
@@ -53,15 +52,15 @@ class Series:
 
 @dataclass
 class Walk:
-    """What a trace did to its heap.
+    """The history of a heap.
 
     Attributes:
         trace: of one device.
-        blocks: where each block lay.
+        blocks: of the trace.
         series: the heap over time.
         budget_bytes: the last budget, None without one.
-        lost_at_evictions: the bytes lost (dtr_alloc.fragment.measures), by the event that asked
-            for room, each time that something was evicted for it.
+        lost_at_evictions: the bytes lost (dtr_alloc.fragment.measures), by the event that asked for
+            room and caused evictions.
     """
 
     trace: Trace
@@ -71,7 +70,7 @@ class Walk:
     lost_at_evictions: dict[int, int]
     _handle: Any = field(repr=False)
     _columns: Any = field(repr=False)
-    """The core reads them as long as there is the handle."""
+    """The core reads them while the handle exists."""
 
     def holes_at(self, event: int) -> list[int]:
         """The sizes of the holes after that event, in bytes, ascending."""
@@ -81,8 +80,7 @@ class Walk:
 
 
 def walk(trace: Trace) -> Walk:
-    """Follows a valid trace of one device; see by_device(). Raises TraceError if its blocks lie in
-    each other."""
+    """Follows a valid trace of one device; see by_device(). Raises TraceError if blocks overlap."""
     options = ffi.new("dtr_fragment_walk_options *")
     columns = (
         ffi.from_buffer("uint8_t[]", trace.kind),
@@ -154,7 +152,7 @@ def by_device(trace: Trace) -> dict[int, Trace]:
 
 
 def _moving_chunk_bytes(trace: Trace) -> int:
-    """The unit in which memory of a trace of ours can be mapped elsewhere, 0 if it cannot."""
+    """The unit in which our heap maps memory elsewhere, 0 if it does not."""
     devices = trace.meta.get("devices", [])
     which = trace.device[0] if len(trace) else 0
     device = devices[which] if which < len(devices) else {}

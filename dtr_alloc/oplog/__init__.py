@@ -97,7 +97,6 @@ from dtr_alloc.oplog.program import (
     RELEASE,
     RESULT,
     Program,
-    compile_instructions,
     compile_log,
 )
-from dtr_alloc.oplog.steps import computed, instructions, made_bytes, repeated
+from dtr_alloc.oplog.steps import computed, instructions, made_bytes

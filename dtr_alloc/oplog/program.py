@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -138,31 +138,8 @@ def compile_log(path: str | os.PathLike[str]) -> Program:
         raise compiler.error(bounded.OUT_OF_MEMORY) from None
 
 
-def compile_instructions(label: str, instructions: Iterable[Instruction]) -> Program:
-    """Checks and packs what a log would hold, without a file. Raises as compile_log does; a
-    "line" is then an instruction, counted from 1."""
-    return _Compiler(_Listed(label, instructions)).run()
-
-
-class _Listed:
-    """Instructions from elsewhere, as a Reader gives those of a file."""
-
-    def __init__(self, path: str, instructions: Iterable[Instruction]) -> None:
-        self.path = path
-        self.line = 0
-        self.recorded = False
-        self._instructions = instructions
-
-    def error(self, reason: str) -> LogError:
-        return LogError(self.path, self.line, reason)
-
-    def __iter__(self) -> Iterator[Instruction]:
-        for self.line, instruction in enumerate(self._instructions, 1):  # noqa: B020
-            yield instruction
-
-
 class _Compiler:
-    def __init__(self, reader: Reader | _Listed) -> None:
+    def __init__(self, reader: Reader) -> None:
         self.reader = reader
         self.instructions = iter(reader)
         self.program = Program(reader.path)

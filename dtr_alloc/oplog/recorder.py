@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dtr_alloc import oplog
 from dtr_alloc.config import Steps
@@ -138,8 +138,12 @@ class OpLogRecorder:
         self._is_draining = False
 
     def _take(self) -> list[int]:
-        taken, self._numbers = _drain(lib.dtr_op_log_drain, self._engine, self._numbers)
-        return taken
+        """All that the engine has gathered. The buffer grows as needed."""
+        while (
+            count := lib.dtr_op_log_drain(self._engine, self._numbers, len(self._numbers))
+        ) > len(self._numbers):
+            self._numbers = ffi.new("int64_t[]", 2 * count)
+        return list(ffi.unpack(self._numbers, count)) if count else []
 
     def _groups(self, numbers: list[int]) -> Iterator[list[oplog.Instruction]]:
         """The lines that drained numbers mean (layout: native/include/dtr/op_log.h), those together
@@ -252,47 +256,5 @@ class OpLogRecorder:
         lib.dtr_op_log_set(self._engine, lib.DTR_OP_LOG_OFF)
 
 
-def _drain(drain: Callable[..., int], engine: Any, buffer: Any) -> tuple[list[int], Any]:
-    """All that one of the engine's lists has, and the buffer for next time: it grows as needed."""
-    while (count := drain(engine, buffer, len(buffer))) > len(buffer):
-        buffer = ffi.new("int64_t[]", 2 * count)
-    return (list(ffi.unpack(buffer, count)) if count else []), buffer
-
-
 def _name(number: int, view: int = 0) -> str:
     return f"x{number}v{view}" if view else f"x{number}"
-
-
-class Decision(NamedTuple):
-    """What the engine did, in the words of the log.
-
-    Attributes:
-        kind: ``room``: a storage was evicted to make room; ``user``: by evict(); ``gone``: its
-            content went because it died or was overwritten; ``again``: an operator ran again.
-        name: the storage, or ``""``.
-        number: how often the storage had been overwritten; or the operator's index among all CALL,
-            MUTATE and EFFECT of the log, -1 if it is not in the log.
-    """
-
-    kind: str
-    name: str
-    number: int
-
-
-_DECISIONS = ("room", "user", "gone", "again")
-
-
-def watch_decisions(engine: Any, on: bool) -> None:
-    """Starts or stops the list that take_decisions takes. The log names them, so it must be on."""
-    lib.dtr_decisions_set(engine, on)
-
-
-def take_decisions(engine: Any) -> list[Decision]:
-    """The engine's decisions since the last call, in order."""
-    flat = iter(_drain(lib.dtr_decisions_drain, engine, ffi.new("int64_t[]", 1024))[0])
-    return [
-        Decision("again", "", a)
-        if _DECISIONS[kind] == "again"
-        else Decision(_DECISIONS[kind], _name(a), b)
-        for kind, a, b in zip(flat, flat, flat, strict=True)
-    ]

@@ -1,11 +1,11 @@
-"""Executors: where independent runs are made, and how what they share reaches them.
+"""Executors for independent runs, and the distribution of the data that runs share.
 
 Every run is a task of a ``concurrent.futures.Executor``: of forked processes, of the ranks of an
-MPI job, of the workers of a Dask cluster, or of one that a caller brings. What all runs share, such
-as the logs, is sent to each worker once; a task carries its own arguments only.
+MPI job, of the workers of a Dask cluster, or of one that a caller brings. Shared data, such as the
+logs, is sent to each worker once; a task carries its own arguments only.
 
-A run that raises, or whose worker dies, is a ``Failure``, and the others go on. What makes results
-incomparable ends all of them: a worker that has another version of this package.
+A run that raises, or whose worker dies, is a ``Failure``, and the others go on. A worker with
+another version of this package ends all of them, as its results would not be comparable.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dtr_alloc.report import package_version
 
 FORMS = "local, mpi, dask://HOST:PORT"
 WAIT_S = 10
-"""How long a Dask scheduler, and the first of its workers, may take to answer."""
+"""The longest time for a Dask scheduler, and the first of its workers, to answer."""
 MPI_COMMAND = "mpiexec -n RANKS python -m mpi4py.futures -m dtr_alloc.cli"
 MOST_NAMED = 20
 
@@ -41,7 +41,8 @@ def cores() -> int:
 
 
 class ExecutorError(RuntimeError):
-    """There is no such executor here, or its workers cannot make the runs: the message says why."""
+    """There is no such executor here, or its workers cannot make the runs: the message gives the
+    reason."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class RunsFailed(RuntimeError):
     """Some runs failed, and all others have ended.
 
     Attributes:
-        failures: the error of each run that failed, by the run's name.
+        failures: the errors by the names of the runs.
     """
 
     def __init__(self, failures: Mapping[str, Exception]) -> None:
@@ -80,7 +81,7 @@ def code_version() -> str:
 
 
 class Pool:
-    """An executor, and what its tasks share as its workers know it."""
+    """An executor, and the shared data of its tasks as its workers know it."""
 
     def __init__(self, executor: Executor, shared: Any) -> None:
         self._executor, self._shared = executor, shared
@@ -90,7 +91,7 @@ class Pool:
         self, task: Callable[..., Any], arguments: Iterable[Sequence[Any]]
     ) -> Iterator[Any]:
         """The results of ``task(shared, *each)``, in order, or a Failure: each as soon as it and
-        those before it are there. One such iterator of a pool is to be used up before the next.
+        those before it are there. One such iterator of a pool must be used up before the next.
 
         Raises ExecutorError if a worker has another version.
         """
@@ -108,17 +109,16 @@ class Pool:
             yield outcome
 
     def cancel(self) -> None:
-        """What has not begun never does."""
         for future in self._futures:
             future.cancel()
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Where runs are made. Raises ValueError for text that is no executor.
+    """The place of runs. Raises ValueError for text that is no executor.
 
     Attributes:
-        executor: one of FORMS; or an Executor, which gets what is shared with each task and is not
+        executor: one of FORMS; or an Executor, which gets the shared data with each task and is not
             shut down.
         jobs: processes of ``local``; 1: this one.
     """
@@ -132,8 +132,8 @@ class Workers:
 
     @contextmanager
     def opened(self, shared: Any, tasks: int) -> Iterator[Pool]:
-        """The workers, with ``shared``, for so many tasks at most; what has not begun at the end
-        of the context never does. Raises ExecutorError."""
+        """The workers, with ``shared``, for so many tasks at most. Tasks that have not begun when
+        the context ends are cancelled. Raises ExecutorError."""
         received = _Received()
         executor: AbstractContextManager[Executor]
         if isinstance(self.executor, Executor):
@@ -158,36 +158,16 @@ HERE = Workers()
 """This process alone."""
 
 
-def results(
-    workers: Workers, shared: Any, task: Callable[..., Any], calls: Mapping[str, Sequence[Any]]
-) -> list[Any]:
-    """The results of ``task(shared, *arguments)`` for all calls, in their order, by whose names a
-    failure is known.
-
-    Raises RunsFailed, after all have ended, and ExecutorError.
-    """
-    with workers.opened(shared, len(calls)) as pool:
-        found = list(pool.outcomes(task, calls.values()))
-    failures = {
-        name: outcome.error
-        for name, outcome in zip(calls, found, strict=True)
-        if isinstance(outcome, Failure)
-    }
-    if failures:
-        raise RunsFailed(failures)
-    return found
-
-
 # ---- in a worker ----
 
 
 _received: dict[str, Any] = {}
-"""What this worker was sent. A worker of a cluster may serve several clients at once."""
+"""The shared data in this worker. A worker of a cluster may serve several clients at once."""
 
 
 @dataclass(frozen=True)
 class _Received:
-    """Stands, among the arguments of a task, for what each worker was sent under this name."""
+    """Stands, among the arguments of a task, for the data that each worker has under this name."""
 
     name: str = field(default_factory=lambda: uuid4().hex)
 
@@ -269,7 +249,7 @@ def _mpi(received: _Received, shared: Any) -> Executor:
 
 
 def _dask_address(text: str) -> str:
-    """Where the scheduler of ``dask://HOST:PORT`` listens. Raises ValueError."""
+    """The address of the scheduler of ``dask://HOST:PORT``. Raises ValueError."""
     try:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port

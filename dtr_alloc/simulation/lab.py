@@ -1,5 +1,5 @@
-"""The laboratory (native/lab): simrd's semantics, and the search for schedules. It is a library of
-its own, which a checkout builds and no wheel has."""
+"""The laboratory (native/lab): simrd's semantics, and the search for schedules. It is a separate
+library, which a checkout builds and no wheel has."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from dtr_alloc.core import error_of
 
 
 def library() -> tuple[Any, Any]:
-    """The ffi and lib of what native/lab/dtr_lab.h declares; the ffi knows the core's types, too.
-    Raises ValueError where the library is not built."""
+    """The ffi and lib of native/lab/dtr_lab.h; the ffi includes the core's types. Raises ValueError
+    if the library is not built."""
     try:
         from dtr_alloc._lab import ffi, lib
     except ModuleNotFoundError:
@@ -25,8 +25,8 @@ def library() -> tuple[Any, Any]:
 
 @contextmanager
 def given(kind: str, call: Callable[[Any], int]) -> Iterator[Any]:
-    """The array that a call gives through its last argument, freed afterwards. Raises what the
-    call's status means."""
+    """The array that a call returns by its last argument, freed afterwards. Raises the exception of
+    the call's status."""
     ffi, lib = library()
     out = ffi.new(f"{kind} **")
     if status := call(out):

@@ -1,4 +1,4 @@
-"""Every published heuristic: the presets of the product, and those that only studies compare.
+"""Every published heuristic: the presets of the product, and those for comparison alone.
 
 ``dtr-local``, ``largest`` and ``random``: DTR paper, section 4.1; ``msps``: Peng et al., Capuchin
 (ASPLOS 2020), as compared in the DTR paper; ``estar``: the reduced heuristic of the paper's proof,

@@ -1,21 +1,19 @@
-"""The simulator: runs op logs under budgets, and studies of many such runs.
+"""The simulator: runs op logs under budgets, and makes studies of many such runs.
 
-``run_log`` makes one run of a compiled log (``oplog.compile_log``), in C++, with one of two
-semantics:
+``run_log`` runs a compiled log (``oplog.compile_log``) once, in C++, with one of two semantics:
 
-* ``simrd``: the published simulator of the DTR paper, decision for decision
-  (native/lab/simrd.h). A checkout has it, a wheel does not (lab.py);
+* ``simrd``: the published simulator of the DTR paper, decision for decision (native/lab/simrd.h). A
+  checkout has it, a wheel does not (lab.py);
 * ``runtime``: the engine that trains, on tensors without contents (native/simulate/runtime.h).
-  Views cost nothing, a mutation needs no copy, constants die. Memory is either counted
-  (``bytes``), or the real heap on simulated addresses, where fragmentation counts: mapped by
-  chunks (``heap``), or with no more addresses than the budget has bytes (``fixed``).
+  Views cost nothing, a mutation needs no copy, constants die. Memory is either counted (``bytes``),
+  or the real heap on simulated addresses, with fragmentation: mapped by chunks (``heap``), or with
+  only as many addresses as the budget has bytes (``fixed``).
 
-``dtr-alloc simulate`` makes a *study*: it runs every log with every heuristic, deallocation
-policy, seed and budget. The runs are independent, so they are spread over workers (executors.py).
+``dtr-alloc simulate`` makes a *study*: it runs every log with every heuristic, deallocation policy,
+seed and budget. The runs are independent, so workers share them (executors.py).
 
-A budget is a number of bytes, or a ratio of the log's *baseline*: the peak of a run without a
-limit (in simrd's semantics with the banishing policy, which is how the published ratios are
-meant).
+A budget is a number of bytes, or a ratio of the log's *baseline*: the peak of a run without a limit
+(in simrd's semantics with the banishing policy, as the published ratios).
 """
 
 from __future__ import annotations
@@ -42,12 +40,11 @@ from dtr_alloc.simulation.presets import PRESETS
 SEMANTICS = ("simrd", "runtime")
 SPACES = ("bytes", "heap", "fixed")
 PLACEMENTS = ("best-fit", "first-fit", "two-ended", "size-classes")
-"""Which hole of a heap a tensor gets, by their numbers in the C header (DTR_PLACE_...):
-``best-fit``, the smallest that is large enough; ``first-fit``, the lowest; ``two-ended``, the best
-fit, cut at its high end for a tensor that costs less to compute again, by the byte, than the median
-of the job's operators, and at its low end for others and for constants (Coop, NeurIPS 2023);
-``size-classes``, the best fit of sizes rounded up by at most an eighth, so that holes are used
-again as they are."""
+"""The choice of a hole for a tensor, by the numbers of the C header (DTR_PLACE_...): ``best-fit``,
+the smallest that is large enough; ``first-fit``, the lowest; ``two-ended``, the best fit, cut at
+its high end for a tensor that costs less to recompute, by the byte, than the median of the job's
+operators, and at its low end for others and for constants (Coop, NeurIPS 2023); ``size-classes``,
+the best fit of sizes rounded up by at most an eighth, so that holes are reused as they are."""
 SAMPLINGS = ("none", "sqrt")
 STATUSES = ("ok", "oom", "thrash", "assert")
 """By their numbers in C (DTR_SIMULATION_...). ``assert``: simrd's own assertion fails."""
@@ -60,13 +57,13 @@ _COUNTERS = field_names("dtr_simulation_result")
 
 @dataclass(frozen=True)
 class Rule:
-    """A heuristic as a study names it.
+    """A heuristic of a study.
 
     Attributes:
         name: as given.
         heuristic: the parts of the score.
         newest_staleness: of simrd's DTRUnopt: the staleness is that of the newest access in the
-            storage and its evicted neighborhood. None: as the deallocation policy has it.
+            storage and its evicted neighborhood. None: depends on the deallocation policy.
     """
 
     name: str
@@ -108,15 +105,12 @@ def _simrd_names() -> dict[str, Rule]:
 
 
 SIMRD_NAMES = _simrd_names()
-"""The published simulator's own names; those with X are variants that were added to compare."""
+"""The published simulator's own names; those with X are variants for comparison."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """The result of one run. Counters are those at its end, whatever ended it.
-
-    The fields are those of dtr_simulation_result (dtr/simulate.h), the status by its name.
-    """
+    """The result of one run: the fields of dtr_simulation_result (dtr/simulate.h), at its end."""
 
     status: str
     clock: int
@@ -194,52 +188,53 @@ def run_log(
 
     Args:
         program: the log, compiled.
-        heuristic: the choice of evictions; text is read as ``parse_heuristic`` does.
+        heuristic: the choice of evictions; text is read by ``parse_heuristic``.
         budget_bytes: None: no limit.
         dealloc: the treatment of dead storages; one of DEALLOCS.
         seed: of ``random`` and of samples.
         semantics: one of SEMANTICS.
         space: one of SPACES; all but ``bytes`` in runtime semantics only.
         chunk_bytes: the unit of mapping of ``heap`` and ``fixed``, a multiple of 4096; 0: a page.
-        move_bytes_per_s: how fast contents are moved within the heap, with costs as nanoseconds; 0:
+        measure: whether to count the cost of fragmentation; in runtime semantics only.
+        move_bytes_per_s: the bandwidth of moves within the heap, with costs as nanoseconds; 0:
             nothing is moved. In runtime semantics only.
-        swap_bytes: the most host memory that contents may be swapped to; 0: nothing is swapped. In
-            runtime semantics only.
+        swap_bytes: the most host memory for swapped contents; 0: nothing is swapped. In runtime
+            semantics only.
         swap_bytes_per_s: the bandwidth of copies to host memory and back, with costs as
-        nanoseconds. measure: whether to count the cost of fragmentation; in runtime semantics only.
+            nanoseconds.
         max_recompute: a run that recomputes more than this, or more than oplog.MOST_SUM, ends as
             ``thrash``.
         outputs: whether tensors that have a name at the end are made resident, as in simrd; a real
             job does not ask for that. False in runtime semantics only.
-        history_ops: as the setting ``history``, in runtime semantics.
-        room: as the setting ``room``, in runtime semantics.
-        placement: as the setting ``placement``, of ``heap`` and ``fixed``. The log states the costs
-            of recomputation.
-        sampling: among how many of the n candidates the victim is chosen; one of SAMPLINGS, in
-            simrd's semantics only. ``sqrt``: a random sample of the square root of n.
-        least_size_share: a storage that is smaller than this share (0 to 1) of the candidates' mean
-            size is no candidate; in simrd's semantics only. DTR's prototype has 0.01.
+        history_ops: the largest number of operator records, in runtime semantics.
+        room: one of heuristics.ROOMS, or ``heuristic``: the heuristic's own; in runtime semantics.
+        placement: one of PLACEMENTS, for ``heap`` and ``fixed``. Costs of recomputation are those
+            of the log.
+        sampling: one of SAMPLINGS, in simrd's semantics only. ``sqrt``: the victim is chosen among
+            a random sample of the square root of n candidates.
+        least_size_share: storages smaller than this share (0 to 1) of the candidates' mean size are
+            no candidates; in simrd's semantics only. DTR's prototype has 0.01.
         decisions: whether to return them, not only their hash.
 
-    Raises ValueError for arguments that do not go together, and for a program that makes no sense.
+    Raises ValueError for arguments that do not go together, and for a contradictory program.
     """
     _choice("dealloc", dealloc, DEALLOCS)
     _choice("semantics", semantics, SEMANTICS)
     _choice("space", space, SPACES)
     _choice("placement", placement, PLACEMENTS)
     _choice("sampling", sampling, SAMPLINGS)
-    if semantics == "runtime" and sampling != SAMPLINGS[0]:
-        raise ValueError(f"sampling is {sampling}; allowed with runtime semantics: none")
-    if semantics == "runtime" and least_size_share != 0:
-        raise ValueError(f"least_size_share is {least_size_share}; allowed with 'runtime': 0")
-    if semantics == "simrd" and (space != "bytes" or not outputs):
+    is_runtime, is_simrd = semantics == "runtime", semantics == "simrd"
+    if is_simrd and (space != "bytes" or not outputs):
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
-    if semantics == "simrd" and swap_bytes > 0:
-        raise ValueError(f"swap_bytes is {swap_bytes}; allowed with semantics 'simrd': 0")
-    if semantics == "simrd" and room != "heuristic":
-        raise ValueError(f"room is {room!r}; allowed with semantics 'simrd': heuristic")
-    if space == "bytes" and placement != PLACEMENTS[0]:
-        raise ValueError(f"placement is {placement!r}; allowed with space 'bytes': best-fit")
+    for applies, name, value, only, where in (
+        (is_runtime, "sampling", sampling, SAMPLINGS[0], "runtime semantics"),
+        (is_runtime, "least_size_share", least_size_share, 0, "'runtime'"),
+        (is_simrd, "swap_bytes", swap_bytes, 0, "semantics 'simrd'"),
+        (is_simrd, "room", room, "heuristic", "semantics 'simrd'"),
+        (space == "bytes", "placement", placement, PLACEMENTS[0], "space 'bytes'"),
+    ):
+        if applies and value != only:
+            raise ValueError(f"{name} is {value!r}; allowed with {where}: {only}")
     rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
     parts = rule.heuristic
     common = {
@@ -250,7 +245,7 @@ def run_log(
         "max_recompute": min(MOST_SUM if max_recompute is None else max_recompute, MOST_SUM),
     }
     arguments = _in_c(program)
-    if semantics == "simrd":
+    if is_simrd:
         of_lab, functions = lab.library()
         options = of_lab.new("dtr_lab_options *", common)
         options.newest_staleness = rule.newest(semantics, dealloc)
@@ -331,7 +326,7 @@ class WhatIfPlay:
     usual_cost: float | None
     """The same with moves and mappings."""
     learned_repeated: float | None
-    """By a plan or the best policy found; as usual, if none is better."""
+    """By a plan or the best policy found; as usual if none is better."""
     learned_cost: float | None
     is_planned: bool
     first_work: int
@@ -352,18 +347,17 @@ def play_step(
     swap_bytes_per_s: float = 0,
     history_ops: int = config.HISTORY_OPS,
 ) -> WhatIfPlay:
-    """Plays the step that a log repeats at its end as a job does that learns (native/learn), on the
+    """Plays the step that a log repeats at its end as in a job that learns (native/learn), on the
     heap over simulated addresses.
 
     Args:
         budget_bytes: of all memory.
-        heuristic: with which the job begins.
+        heuristic: at the job's beginning.
         learn: whether to search for a better policy, which takes seconds.
         search: whether to improve a plan by local search, as a job does while it follows it.
         chunk_bytes: the unit of mapping, a multiple of 4096; 0: a page.
-        maps_on: "cpu" or "cuda", where memory is mapped; None: that takes no time.
-        move_bytes_per_s, swap_bytes, swap_bytes_per_s: as for ``run_log``.
-        history_ops: as the setting ``history``.
+        maps_on: "cpu" or "cuda", the device of mappings; None: they take no time.
+        move_bytes_per_s, swap_bytes, swap_bytes_per_s, history_ops: as for ``run_log``.
 
     Raises ValueError for arguments that make no sense.
     """
@@ -415,7 +409,7 @@ def _in_c(program: Program) -> tuple[Any, ...]:
 
 
 def parse_heuristic(value: str | Heuristic, semantics: str) -> Rule:
-    """The rule that a heuristic's name or parts mean; in simrd's semantics also simrd's names.
+    """The rule of a heuristic's name or parts; in simrd's semantics also simrd's names.
 
     Raises ValueError that names the fault.
     """
@@ -434,8 +428,8 @@ def parse_heuristic(value: str | Heuristic, semantics: str) -> Rule:
 
 
 def split_heuristics(text: str) -> list[str]:
-    """Cuts a list at its commas, except those between the parts of one heuristic: a part stays
-    with those before it until one comes twice."""
+    """Cuts a list at its commas, except those between the parts of one heuristic: a new heuristic
+    begins when a part comes twice."""
     found: list[str] = []
     keys: set[str] = set()
     for piece in (piece.strip() for piece in text.split(",")):
@@ -458,7 +452,7 @@ def _can_be_fed(preset: Heuristic, semantics: str, deallocs: Sequence[str]) -> b
 def parse_heuristics(
     texts: Sequence[str], semantics: str, deallocs: Sequence[str] = ("eager",)
 ) -> list[Rule]:
-    """The rules of a study, each once; ``all`` means the presets, as far as they can be fed."""
+    """The rules of a study, each once; ``all``: the presets that the semantics support."""
     rules: dict[str, Rule] = {}
     for text in itertools.chain.from_iterable(split_heuristics(text) for text in texts):
         names = [text]
@@ -502,7 +496,7 @@ _LARGEST_RATIO = 2
 
 
 def parse_limits(text: str) -> list[Limit]:
-    """The budgets that a list means. Raises ValueError that names the fault."""
+    """The budgets of a list. Raises ValueError that names the fault."""
     return [limit for part in text.split(",") for limit in _limits_of(part.strip())]
 
 
@@ -543,7 +537,7 @@ _MOST_SEEDS = 1000
 
 
 def parse_seeds(text: str) -> list[int]:
-    """The seeds that a list of numbers and ranges means. Raises ValueError."""
+    """The seeds of a list of numbers and ranges. Raises ValueError."""
     seeds: list[int] = []
     for part in (part.strip() for part in text.split(",")):
         match = re.fullmatch(r"([0-9]+)(?:\.\.([0-9]+))?", part, re.ASCII)
@@ -583,7 +577,8 @@ class Plan:
     thrash: float | None = None
 
     def check(self) -> None:
-        """Raises ValueError for combinations that no log could run with: by running no log."""
+        """Raises ValueError for combinations that no log could run with, by running an empty
+        one."""
         for rule, dealloc in itertools.product(self.rules, self.deallocs):
             try:
                 _run_of(self, Program("nothing"), rule, dealloc, 0, None, None)
@@ -614,6 +609,13 @@ class Setup:
         return f"{self.rule.name}, {self.dealloc}{seed}, budget {self.limit}"
 
 
+_OPTIONS = (
+    *("semantics", "space", "room", "chunk_bytes"),
+    *("placement", "sampling", "least_size_share"),
+)
+"""Of a plan, as of its runs and in its rows."""
+
+
 @dataclass(frozen=True)
 class Baseline:
     """A log's run without a limit."""
@@ -631,79 +633,55 @@ def _run_of(
     budget_bytes: int | None,
     max_recompute: int | None,
 ) -> Run:
+    options: dict[str, Any] = {name: getattr(plan, name) for name in _OPTIONS}
     return run_log(
         program,
         rule,
         budget_bytes,
         dealloc=dealloc,
         seed=seed or 0,
-        semantics=plan.semantics,
-        space=plan.space,
-        chunk_bytes=plan.chunk_bytes,
-        move_bytes_per_s=plan.move_bytes_per_s,
         measure=plan.semantics == "runtime",
-        room=plan.room,
-        placement=plan.placement,
-        sampling=plan.sampling,
-        least_size_share=plan.least_size_share,
+        move_bytes_per_s=plan.move_bytes_per_s,
         max_recompute=max_recompute,
+        **options,
     )
 
 
 def baseline(program: Program, semantics: str = "simrd", space: str = "bytes") -> Baseline:
-    """The run that ratios and slowdowns refer to. Nothing is chosen in it: any heuristic does."""
+    """The run to which ratios and slowdowns refer. It evicts nothing, so any heuristic will do."""
     dealloc = "banish" if semantics == "simrd" else "eager"
     run = run_log(program, "lru", dealloc=dealloc, semantics=semantics, space=space)
     return Baseline(run.peak_bytes, run.model_cost)
 
 
 def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[str, Any]:
-    """One run as it stands in the results file."""
+    """One run for the results file."""
+    same = (
+        *("status", "window_evictions", "banished", "collateral", "peak_bytes", "end_bytes"),
+        *("chain_depth", "clock", "model_ops", "evaluations", "accesses", "decisions_sha256"),
+        *("seconds", "forced_requests", "forced_times", "lost_bytes", "most_lost_bytes"),
+        *("left_bytes", "remaps", "moved_bytes"),
+    )
     return {
         "log": label,
-        "semantics": plan.semantics,
-        "space": plan.space,
-        "room": plan.room,
         "heuristic": setup.rule.name,
         "dealloc": setup.dealloc,
         "seed": setup.seed,
         "ratio": setup.limit.ratio,
         "budget_bytes": setup.limit.resolve(base.peak_bytes),
-        "status": run.status,
         "base_compute": base.compute,
         "base_peak_bytes": base.peak_bytes,
         "total_compute": run.total_cost,
-        "rematerializations": run.remat_ops,
-        "forced_evictions": run.forced,
-        "window_evictions": run.window_evictions,
-        "other_evictions": run.other,
-        "banished": run.banished,
-        "collateral": run.collateral,
-        "peak_bytes": run.peak_bytes,
-        "end_bytes": run.end_bytes,
-        "chain_depth": run.chain_depth,
-        "clock": run.clock,
         "model_compute": run.model_cost,
         "remat_compute": run.remat_cost,
-        "model_ops": run.model_ops,
-        "evaluations": run.evaluations,
-        "accesses": run.accesses,
-        "decisions_sha256": run.decisions_sha256,
-        "seconds": run.seconds,
-        "search_seconds": run.search_ns / 1e9,
-        "chunk_bytes": plan.chunk_bytes,
-        "placement": plan.placement,
-        "sampling": plan.sampling,
-        "least_size_share": plan.least_size_share,
-        "forced_requests": run.forced_requests,
-        "forced_times": run.forced_times,
-        "lost_bytes": run.lost_bytes,
-        "most_lost_bytes": run.most_lost_bytes,
-        "left_bytes": run.left_bytes,
-        "scattered_evictions": run.scattered,
-        "remaps": run.remaps,
-        "moved_bytes": run.moved_bytes,
         "move_compute": run.move_cost,
+        "rematerializations": run.remat_ops,
+        "forced_evictions": run.forced,
+        "other_evictions": run.other,
+        "scattered_evictions": run.scattered,
+        "search_seconds": run.search_ns / 1e9,
+        **{name: getattr(run, name) for name in same},
+        **{name: getattr(plan, name) for name in _OPTIONS},
     }
 
 
@@ -711,8 +689,8 @@ class Study:
     """Makes the runs of a plan over logs.
 
     Iterating gives the rows in the plan's order, each as soon as it and those before it are there.
-    A run that fails has no row, nor has any of a log whose run without a limit fails; after the
-    last row RunsFailed names them. Raises ExecutorError before any row.
+    A failed run has no row, nor have those of a log whose run without a limit fails; after the last
+    row RunsFailed names them. Raises ExecutorError before any row.
     """
 
     def __init__(self, plan: Plan, programs: Sequence[Program], workers: Workers = HERE) -> None:

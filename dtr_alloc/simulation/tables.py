@@ -22,12 +22,12 @@ def _groups(rows: Iterable[Row], *names: str) -> dict[tuple[Any, ...], list[Row]
 
 
 def slowdown(row: Row) -> float:
-    """All compute of a run, in terms of what the log takes without a budget."""
+    """The compute of a run, relative to the log's without a budget."""
     return row["total_compute"] / row["base_compute"] if row["base_compute"] else 1.0
 
 
 def lost(row: Row) -> float:
-    """The share of the budget that was lost to fragmentation at a forced eviction, in the mean
+    """The mean share of the budget that was lost to fragmentation at a forced eviction
     (native/simulate/fragmentation.h)."""
     times = row["forced_times"] * row["budget_bytes"]
     return row["lost_bytes"] / times if times else 0.0
@@ -94,7 +94,7 @@ def _side_by_side(lines: dict[tuple[Any, ...], list[Row]]) -> Table:
 
 def picture(rows: Sequence[Row], path: Path) -> None:
     """Slowdown against budget, one panel a log, one line a heuristic (and policy, and seed). A
-    cross marks where a line ends: the last budget before one that it failed with."""
+    cross marks the last budget before one with which the line failed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -9,6 +9,7 @@ from stream_toy import LARGE
 from toy import WORDS
 
 from bench.studies.log import Log
+from bench.studies.repeated import repeated
 from dtr_alloc import oplog
 from dtr_alloc.advise.suggest import Outlook, _advised
 from dtr_alloc.heuristics import Heuristic
@@ -21,7 +22,7 @@ STEPS = 5
 @pytest.fixture(scope="module")
 def steps():
     """Of a U-Net."""
-    return oplog.repeated(oplog.compile_log(LOGS / "unet_skip.log.xz"), STEPS)
+    return repeated(oplog.compile_log(LOGS / "unet_skip.log.xz"), STEPS)
 
 
 def peak_of(program):
@@ -33,7 +34,7 @@ def test_a_repeated_log_does_as_much_each_time_and_holds_no_more(path):
     once = oplog.compile_log(path)
     one, many = (
         simulate.run_log(program, semantics="runtime", outputs=False)
-        for program in (once, oplog.repeated(once, STEPS))
+        for program in (once, repeated(once, STEPS))
     )
     assert many.model_cost == STEPS * one.model_cost
     assert many.model_ops == STEPS * one.model_ops
@@ -46,7 +47,7 @@ def test_names_of_a_repeated_log_let_go_of_what_they_stood_for():
     log.constant("batch", 10)
     log.call("parameter batch", {"y": 100})
     log.release("batch")
-    program = oplog.repeated(log.program, 3)
+    program = repeated(log.program, 3)
     run = simulate.run_log(program, semantics="runtime", outputs=False)
     assert run.model_ops == 3
     assert run.peak_bytes == 1110
@@ -61,7 +62,7 @@ def test_what_has_a_name_at_the_end_of_a_repeated_log_is_there_once_and_the_rest
     log.constant("batch", 500)
     log.call("parameter batch", {"y": 100})
     log.release("batch")
-    program = oplog.repeated(log.program, 3)
+    program = repeated(log.program, 3)
     code = list(program.code)
     assert (code.count(1000), code.count(500)) == (1, 3)
     assert program.operator_count == 6
@@ -85,7 +86,7 @@ def test_a_name_may_stand_for_something_new_or_for_what_it_stood_for():
 
 def test_a_log_is_repeated_once_at_least():
     with pytest.raises(ValueError, match="times is 0; allowed: 1 and more"):
-        oplog.repeated(Log().program, 0)
+        repeated(Log().program, 0)
 
 
 def test_the_step_is_found_and_what_is_learned_costs_less(steps):

@@ -148,7 +148,7 @@ def test_a_profile_that_is_none_or_of_another_run_is_named(trace, tmp_path, prof
         ("aten::mm", 3, -1),
         ([], 3, 1),
     ):
-        refused("event 1 is none of torch.profiler", profile(wrong))
+        refused("is no trace of torch.profiler", profile(wrong))
     for text in ("[]", "{}", "{", "[" * 100_000, '{"traceEvents": 1}'):
         path.write_text(text)
         refused("is no trace of torch.profiler", path)

@@ -209,7 +209,7 @@ def schedule_bytes(rng: random.Random) -> bytes:
     with tempfile.NamedTemporaryFile() as file:
         file.write(b"\n".join(map(hostile.to_json, lines)))
         file.flush()
-        program = oplog.compile_instructions("x", oplog.read(file.name))
+        program = oplog.compile_log(file.name)
     head = {
         "SCHEDULE": 1, "LOG": "a.log", "SHA256": schedules.identity(program), "SEMANTICS": "simrd",
         "DEALLOC": rng.choice(("eager", "ignore")), "BUDGET": 1 << 20, "COST": 5, "BY": "hand",

@@ -52,7 +52,7 @@ from bench.models import JOBS
 
 import dtr_alloc
 from dtr_alloc.simulation import presets
-from dtr_alloc.oplog import recorder
+from dtr_alloc.core import ffi, lib
 from dtr_alloc.torch import api
 
 gc.disable()  # cycles die at the same place each time
@@ -79,17 +79,31 @@ class Normalized:
 JOBS["normalized"] = Normalized
 
 
+def decisions(engine):
+    # In the words of the op log.
+    buffer, count = ffi.NULL, lib.dtr_decisions_drain(engine, ffi.NULL, 0)
+    if count:
+        buffer = ffi.new("int64_t[]", count)
+        assert lib.dtr_decisions_drain(engine, buffer, count) == count
+    flat = iter(ffi.unpack(buffer, count) if count else ())
+    for kind, a, b in zip(flat, flat, flat, strict=True):
+        if kind == lib.DTR_DECISION_RECOMPUTED:
+            yield "again", "", a
+        else:
+            yield "room" if kind == lib.DTR_DECISION_ROOM else "other", f"x{a}", b
+
+
 def train(settings):
     if "heuristic" in settings:
         heuristic = presets.parse(settings["heuristic"])
         settings["heuristic"] = replace(heuristic, dealloc=settings.pop("dealloc"))
     with dtr_alloc.session(**settings, device="cpu", costs="costs.json"):
         engine = api.active().engine
-        recorder.watch_decisions(engine, True)
+        lib.dtr_decisions_set(engine, True)
         job = JOBS[sys.argv[1]](scale=float(sys.argv[2]))
         for step in range(2):
             job.step(step)
-        return recorder.take_decisions(engine), {**dtr_alloc.stats()}
+        return list(decisions(engine)), {**dtr_alloc.stats()}
 
 
 for line in sys.stdin:
