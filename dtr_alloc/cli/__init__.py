@@ -34,8 +34,8 @@ def commands() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command ``dtr-alloc``. A job runs after click has returned, so that its exceptions and
-    exit codes are python's and not click's."""
+    """The command ``dtr-alloc``. A job runs after click has returned, so its exceptions and exit
+    codes are python's and not click's."""
     from dtr_alloc.cli.run import Job
 
     try:

@@ -1,4 +1,4 @@
-"""What several commands share: their group, options, and how they end for a wrong file."""
+"""Shared parts of commands: their group, options, and the end for a wrong file."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ _WIDEST = 10_000
 
 
 class InputError(click.ClickException):
-    """A file is not what the command needs, or takes more memory than there is. The exit status is
-    that of wrong options: the command was asked for something that it cannot do."""
+    """A file does not fit the command, or takes more memory than there is. The exit status is that
+    of wrong options."""
 
     exit_code = 2
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Prints a table with every cell on one line and whole. In a file it is as wide as that takes;
-    on a terminal that has fewer columns it comes in parts, each with the first column."""
+    """Prints a table with each cell whole and on one line. In a file the table is as wide as
+    necessary; on a narrow terminal it comes in parts, each with the first column."""
     parts = [table]
     if console.is_terminal:
         first, *others = table.columns
@@ -70,13 +70,13 @@ def _part(table: Table, columns: Sequence[Column]) -> Table:
 
 
 def _width(console: Console, table: Table) -> int:
-    """The columns of text that it takes."""
+    """The width of a table in columns of text."""
     return console.measure(table, options=console.options.update(max_width=_WIDEST)).maximum
 
 
 class LazyCommands(UserDict[str, Any]):
-    """The commands of a group by name, as ``module:attribute``. Each is imported when it is asked
-    for: a job needs no simulator."""
+    """The commands of a group by name, as ``module:attribute``. Each is imported on demand: a job
+    needs no simulator."""
 
     def __getitem__(self, name: str) -> click.Command:
         module, _, attribute = super().__getitem__(name).partition(":")
@@ -85,7 +85,7 @@ class LazyCommands(UserDict[str, Any]):
 
 
 def list_option(name: str, default: str, text: str) -> Callable[[Any], Any]:
-    """An option that may be given more than once, each time with a list."""
+    """An option that may be given several times, each time with a list."""
     return click.option(
         name, f"{name[2:]}s", multiple=True, default=(default,), show_default=True, metavar="LIST",
         help=text,

@@ -37,7 +37,7 @@ def command(as_json: bool) -> None:
 
 
 def gather_info() -> dict[str, Any]:
-    """What `info` shows, by subject. A part that fails is described, never raised."""
+    """The findings by subject. A part that fails is described, never raised."""
     return {
         "dtr_alloc": report.package_version("dtr-alloc") or "not installed: run from its sources",
         "python": sys.version.split()[0],
@@ -47,7 +47,7 @@ def gather_info() -> dict[str, Any]:
         "cuda": _cuda_info(),
         "entry_point": _entry_point_info(),
         "variables": _variables_info(),
-        "physical_memory_bytes": _physical_memory_bytes(),
+        "physical_memory_bytes": psutil.virtual_memory().total,
     }
 
 
@@ -84,11 +84,10 @@ def _bridge_info() -> dict[str, Any]:
         found = bridge.status()
     except Exception as error:
         return {"compiler": None, "cached": None, "path": None, "reason": _failure(error)}
-    return {key: value if value is None else _plain(value) for key, value in found.items()}
-
-
-def _plain(value: object) -> object:
-    return value if isinstance(value, bool | int | float | str) else str(value)
+    return {
+        key: value if isinstance(value, bool | int | float | str | None) else str(value)
+        for key, value in found.items()
+    }
 
 
 def _cuda_info() -> dict[str, Any]:
@@ -132,10 +131,6 @@ def _variables_info() -> dict[str, Any]:
     except config.ConfigError as error:
         return {"set": present, "valid": False, "reason": str(error)}
     return {"set": present, "valid": True, "reason": None}
-
-
-def _physical_memory_bytes() -> int:
-    return int(psutil.virtual_memory().total)
 
 
 def _info_rows(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Commands that are no longer in the package: they say where they are."""
+"""Commands that are no longer in the package: they name their successors."""
 
 from __future__ import annotations
 

@@ -53,8 +53,8 @@ def command(files: Sequence[Path], json_path: str | None) -> None:
 
 
 def ranks(files: Sequence[Path]) -> list[dict[str, Any]]:
-    """A row for each file, in the order of the ranks. Raises InputError for a file that is not what
-    a job wrote, and for two of one rank."""
+    """A row for each file, in the order of the ranks. Raises InputError for a file that no job
+    wrote, and for two of one rank."""
     rows: dict[str, dict[str, Any]] = {}
     for path in files:
         row = _row(path)
@@ -64,7 +64,7 @@ def ranks(files: Sequence[Path]) -> list[dict[str, Any]]:
 
 
 def _row(path: Path) -> dict[str, Any]:
-    """What a file says of its rank, which is called as the file where the job had no RANK.
+    """The row of a file. A rank without RANK has the name of the file.
 
     budget_share is None without a budget, and recompute_share if nothing was computed.
     """

@@ -1,13 +1,13 @@
 """``dtr-alloc run``: a job under a budget.
 
-This is the same as setting the variables and starting python: it checks the options, sets
-``DTR_ALLOC_*`` in the environment and runs the job in this process as ``__main__``. The budget is
-switched on by ``import torch`` in the job, so that what a script sets before it imports torch
-(``OMP_NUM_THREADS``, ``CUDA_VISIBLE_DEVICES``) counts as it does without us. Where PyTorch does
-not call entry points, it is switched on before the job's first line.
+This equals setting the variables and starting python: it checks the options, sets ``DTR_ALLOC_*``
+in the environment and runs the job in this process as ``__main__``. The job's ``import torch``
+switches the budget on, so variables that a script sets before (``OMP_NUM_THREADS``,
+``CUDA_VISIBLE_DEVICES``) work as without dtr_alloc. If PyTorch does not call entry points, the
+budget is switched on before the job's first line.
 
-Processes that the job starts inherit the variables, so the ranks that ``torch.distributed.run``
-starts have the budget too: each its own.
+Processes that the job starts inherit the variables, so each rank of ``torch.distributed.run`` has
+the budget.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Job:
 
     Attributes:
         target: the script's path, or the module's name.
-        is_module: which of the two.
+        is_module: whether it is a module.
         arguments: sys.argv[1:] of the job.
-        at_end: called when the job has ended and did not fail.
+        at_end: called when the job has ended without an error.
     """
 
     target: str
@@ -55,7 +55,7 @@ class Job:
     at_end: Callable[[], None] | None = None
 
     def run_under_budget(self) -> None:
-        """Runs the job; its ``import torch`` switches the budget on, or we do where it cannot."""
+        """Runs the job; its ``import torch``, or otherwise this method, switches the budget on."""
         sys.argv = [self.target, *self.arguments]
         if _autoload.is_launcher():
             self.run()
@@ -77,7 +77,7 @@ class Job:
                 )
 
     def run(self) -> None:
-        """Runs the job to its end in this process; what it raises passes through."""
+        """Runs the job in this process; its errors pass through."""
         sys.excepthook = _job_excepthook(sys.excepthook)
         left = None  # what the job has at its end stays for at_end
         try:
@@ -122,8 +122,7 @@ def _job_excepthook(show: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Command(click.Command):
-    """One whose --report needs no value, and takes one only behind "=": the next word is the
-    script."""
+    """A command whose --report has a value behind "=" only: the next word is the script."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = [each for each in self.params if isinstance(each, click.Option)]

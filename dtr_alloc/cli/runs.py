@@ -1,4 +1,5 @@
-"""What the commands share that run op logs: the logs, --executor and --jobs, and how runs fail."""
+"""Shared parts of the commands that run op logs: the logs, --executor and --jobs, and the end of
+failed runs."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def compiled(logs: Sequence[str]) -> list[Program]:
 
 
 def workers_options(jobs: str) -> Callable[[Any], Any]:
-    """--executor and --jobs; ``jobs`` says what the latter is by default."""
+    """--executor and --jobs; ``jobs`` describes the latter's default."""
 
     def add(command: Any) -> Any:
         count = click.option(
@@ -49,15 +50,15 @@ def workers_options(jobs: str) -> Callable[[Any], Any]:
 
 
 def workers_of(executor: str, jobs: int | None, default: int) -> Workers:
-    """What --executor and --jobs say. Raises click.UsageError."""
+    """The workers of --executor and --jobs. Raises click.UsageError."""
     if jobs is not None and executor != "local":
         raise click.UsageError(f"--jobs is for --executor local: {executor} has its own workers")
     return given("--executor", lambda: Workers(executor, jobs or default))
 
 
 def failed(error: RunsFailed) -> click.ClickException:
-    """How a command ends after runs failed: as for a wrong file, if each failed for what it was
-    given."""
+    """The end of a command after failed runs: as for a wrong file, if each failed because of its
+    input."""
     given_wrong = all(
         isinstance(each, ValueError | MemoryError) for each in error.failures.values()
     )

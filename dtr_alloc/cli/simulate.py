@@ -226,7 +226,7 @@ def _semantics_of(programs: Sequence[Program]) -> str:
 
 
 def _warn_of_little(program: Program) -> None:
-    """If it was recorded of a job, but has no step that can stand for the others."""
+    """Warns if it was recorded from a job, but no step of it represents the others."""
     if program.recorded and not simulate.play_step(program, UNLIMITED_BYTES, learn=False).operators:
         click.echo(
             f"{program.path}: no step is repeated in it, so it may say little of those that "
@@ -256,7 +256,8 @@ def _check_plot(path: str) -> None:
 
 @contextlib.contextmanager
 def _progress(console: Console, total: int) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if that is a terminal; gives what moves it on by one run."""
+    """A progress bar on standard error, if that is a terminal; yields the function that advances
+    it."""
     if not console.is_terminal:
         yield lambda: None
         return

@@ -15,7 +15,7 @@ from dtr_alloc.traces.trace import Trace, TraceError
 
 _HEAD_BYTES = 4096
 
-WRITES = ("trace", "torch", "rmm", "chrome")
+WRITES = ("torch", "rmm", "chrome", "trace")
 """The kinds of files that write() makes."""
 
 

@@ -309,7 +309,12 @@ class Runtime:
         site_of = self._site_text if at_oom else None
         try:
             self.recording = recording.start(
-                self.pools, path, mode, costs.operator_name, at_oom, site_of
+                self.pools,
+                path,
+                mode,
+                name_of=costs.operator_name,
+                only_at_oom=at_oom,
+                site_of=site_of,
             )
         except WrongKind as error:
             raise _wrong_kind("trace", path, error) from None

@@ -1,8 +1,8 @@
-"""Records what the pools of this process do, while they do it, in a trace file (setting ``trace``).
+"""Records the events of this process's pools in a trace file (setting ``trace``).
 
-The pools add to a log in the core (allocator/event_log.h) and wait for nothing. A thread of ours
-takes out what has gathered, a few times a second, and writes it in blocks: a job that is killed
-leaves a file that ends a moment before (docs/reference/trace-format.md). Needs no torch.
+The pools add to a log in the core (allocator/event_log.h) and do not wait. A thread writes the
+gathered events in blocks a few times a second, so the file of a killed job ends a moment before the
+job (docs/reference/trace-format.md). Needs no torch.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Recording:
     """One trace file, from start() to stop().
 
     Args:
-        pools: whose events; as those of devices 0, 1, ...
+        pools: recorded as devices 0, 1, ...
         path: the file; the folders above it are made.
         mode: ``light`` or ``budget``, for the meta.
-        name_of: the operator behind a key that dtr_op_begin was given, "" if unknown.
+        name_of: the operator of a key of dtr_op_begin, "" if unknown.
         only_at_oom: whether the file is written when a request fails, with the last events.
-        site_of: the call site behind a number of dtr_place, "" if unknown; names of events have it.
+        site_of: the call site of a number of dtr_place, "" if unknown; names of events have it.
 
     Raises FileTaken if another process writes the file, and WrongKind or another OSError if it
     cannot be opened.
@@ -55,7 +55,7 @@ class Recording:
         pools: Pools,
         path: Path,
         mode: str,
-        name_of: Callable[[int], str],
+        name_of: Callable[[int], str] = lambda _: "",
         only_at_oom: bool = False,
         site_of: Callable[[int], str] | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class Recording:
         self._thread = threading.Thread(target=self._run, name="dtr_alloc trace", daemon=True)
 
     def start(self) -> None:
-        """Begins with what is in the pools."""
+        """Begins with the present state of the pools."""
         self._began_unix_ns = time.time_ns()
         if self._ring is not None:
             self._ring.meta["began_unix_ns"] = self._began_unix_ns
@@ -111,7 +111,7 @@ class Recording:
         self._finish()
 
     def drain(self) -> None:
-        """Writes what has gathered. What the disk refuses ends the recording, not the job."""
+        """Writes the gathered events. A disk error ends the recording, not the job."""
         with self._draining:
             while self._failure is None:
                 count = lib.dtr_event_log_drain(self._log, self._columns, _CAPACITY)
@@ -150,7 +150,7 @@ class Recording:
             lib.dtr_pool_set_log(pool, ffi.NULL, 0)
 
     def _finish(self) -> None:
-        """Writes the rest and the end. By the thread, because no interrupt comes there."""
+        """Writes the rest and the end, on the thread, which no interrupt reaches."""
         self.drain()
         lost = lib.dtr_event_log_lost(self._log)
         with self._draining:
@@ -164,8 +164,7 @@ class Recording:
                 self._failure = error
 
     def stop(self) -> None:
-        """Writes the rest and ends the file. More calls do nothing, or what an interrupted one has
-        left to do."""
+        """Writes the rest and ends the file. It may be called again, also after an interrupt."""
         if self._mark.closed:
             return
         self._detach()
@@ -230,29 +229,19 @@ def _is_fixed(pool: Any) -> bool:
     return bool(room.fixed)
 
 
-def _no_name(_: int) -> str:
-    return ""
+def start(pools: Pools, path: Path, mode: str, **options: Any) -> Recording | None:
+    """Begins the process's recording, unless there is one; the process's end or stop() ends it. The
+    arguments are those of Recording.
 
-
-def start(
-    pools: Pools,
-    path: Path,
-    mode: str,
-    name_of: Callable[[int], str] = _no_name,
-    only_at_oom: bool = False,
-    site_of: Callable[[int], str] | None = None,
-) -> Recording | None:
-    """Begins the process's recording, unless there is one; the process's end or stop() ends it.
-
-    Returns the one that runs; None, with a line on stderr, if another process writes the file.
-    Raises OSError if it cannot be opened.
+    Returns the running one; None, with a line on stderr, if another process writes the file. Raises
+    OSError if it cannot be opened.
     """
     global _current
     with _lock:
         if _current is not None:
             return _current
         try:
-            made = Recording(pools, path, mode, name_of, only_at_oom, site_of)
+            made = Recording(pools, path, mode, **options)
         except FileTaken as error:
             print(f"dtr_alloc: {error}", file=sys.stderr)
             return None

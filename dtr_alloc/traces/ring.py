@@ -1,7 +1,7 @@
-"""The last events of a recording, kept in memory, and written once a request has failed.
+"""Keeps the last events of a recording in memory, and writes them once a request has failed.
 
-The file is a trace like any other (docs/reference/trace-format.md): what was there before the first
-event that is kept stands at its beginning, and its last event is the request.
+The file is a trace like any other (docs/reference/trace-format.md): it begins with the blocks and
+segments from before the first kept event, and ends with the request.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dtr_alloc.traces.trace import BEGINS_WITH_EVENTS, COLUMNS, Kind
 from dtr_alloc.traces.trace_file import TraceWriter
 
 LEAST_EVENTS = 1 << 18
-"""So many are kept, if there are so many. They take ten megabytes."""
+"""The least number of kept events, if there are so many. They take ten megabytes."""
 
 Columns = Sequence["array[int]"]
 
 
 class Ring:
-    """Stands where a TraceWriter does, and writes nothing unless a request fails.
+    """Replaces a TraceWriter, and writes nothing unless a request fails.
 
     Args:
         path: the file.
@@ -41,12 +41,11 @@ class Ring:
         self._before = _Present([of["chunk_bytes"] for of in meta["devices"]])
 
     def name(self, text: str) -> int:
-        """The number of a name."""
         return self._names.setdefault(text, len(self._names))
 
     def write(self, columns: Columns) -> None:
-        """Keeps events. With the first request that failed, the file is written; what comes later
-        counts no more. Raises OSError where the disk does."""
+        """Keeps events. The first failed request writes the file; later events do not count. Raises
+        OSError as the disk does."""
         if self.is_written:
             return
         kinds = columns[0]
@@ -94,7 +93,7 @@ class Ring:
         )
 
     def close(self, end: dict[str, Any]) -> None:
-        """The job has ended. Does nothing, as leave() and abandon() do."""
+        """Does nothing, as leave() and abandon()."""
 
     def leave(self) -> None:
         pass
@@ -114,7 +113,7 @@ class _Present:
         self._moving: tuple[int, int] = (0, 0)
 
     def follow(self, columns: Columns) -> None:
-        """Goes on to after these events."""
+        """Applies these events."""
         for kind, _, address, size, stream, device, name in zip(*columns, strict=True):
             place = device, address
             if kind == Kind.ALLOCATE:
@@ -135,7 +134,7 @@ class _Present:
                 self._budgets[device] = size
 
     def events(self) -> Iterator[tuple[int, ...]]:
-        """Rows that stand for it, at time 0."""
+        """Rows that stand for the present state, at time 0."""
         for device, budget in self._budgets.items():
             yield Kind.BUDGET, 0, 0, budget, 0, device, 0
         for device, chunks in enumerate(self._chunks):
@@ -146,7 +145,7 @@ class _Present:
 
 
 def _stretches(chunks: Sequence[int], chunk_bytes: int) -> Iterator[tuple[int, int]]:
-    """Neighboring chunks as one."""
+    """Merges neighboring chunks."""
     places = enumerate(chunks)
     for _, stretch in groupby(places, lambda place: place[1] - place[0] * chunk_bytes):
         side_by_side = [chunk for _, chunk in stretch]

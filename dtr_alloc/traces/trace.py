@@ -1,8 +1,8 @@
-"""A trace in memory: the events of an allocator, one row each, as columns of plain numbers.
+"""Traces in memory: the events of an allocator, a row each, as columns of plain numbers.
 
 Traces come from our pools (dtr_alloc.traces.recording), from PyTorch's memory snapshots and from
-RMM's logs, and are measured, run through models and exported from here.
-docs/reference/trace-format.md is the manual of the events.
+RMM's logs; they are measured, run through models and exported. docs/reference/trace-format.md is
+the manual of the events.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dtr_alloc.bounded import is_plain, shown
 
 MOST_EVENTS = 1 << 25
-"""Of a trace that is read. All in all they take some ten gigabytes, and a minute to go through."""
+"""Of a trace that is read. They take some ten gigabytes in all, and a minute to process."""
 
 MOST_NAME_BYTES = 1 << 26
 """Of all its names, in UTF-8."""
@@ -26,17 +26,17 @@ MOST_NAME_BYTES = 1 << 26
 MOST_DEVICES = 256
 MOST_TIME_NS = 2**62
 MOST_BYTES = 2**60
-"""Of all blocks of a trace together, and of all its segments, so that sums stay within 64 bits
-however an allocator rounds."""
+"""Of all blocks of a trace together, and of all its segments, so that sums stay within 64 bits for
+any rounding."""
 
 
 BEGINS_WITH_EVENTS = "begins_with_events"
-"""In a trace's meta: by device, how many of its first events stand for the blocks and segments that
-were there when the recording began."""
+"""In a trace's meta: by device, the number of its first events that stand for blocks and segments
+from before the recording."""
 
 
 class TraceError(ValueError):
-    """A trace makes no sense, or its file cannot be read: the message says where and why."""
+    """A trace is contradictory, or its file cannot be read: the message says where and why."""
 
 
 class Kind(IntEnum):
@@ -49,14 +49,14 @@ class Kind(IntEnum):
     EVICT = 2
     """The next event of this address, its FREE, is an eviction."""
     REMATERIALIZE = 3
-    """An evicted content is back: the block at this address, in use already, has it."""
+    """An evicted content is back in the block at this address, which is in use already."""
     MOVE_FROM = 4
     """A content moved from this block; MOVE_TO is the next event of the device. The FREE of
     this block is the next event of its address."""
     MOVE_TO = 5
     """To this block, which is in use already."""
     ROOM = 6
-    """A request of this size found no place, and room is asked for. No address."""
+    """A request of this size did not fit, and room is asked for. No address."""
     OUT_OF_MEMORY = 7
     """A request of this size failed. No address."""
     SEGMENT_ALLOCATE = 8
@@ -68,7 +68,7 @@ class Kind(IntEnum):
     STEP = 11
     """A training step begins."""
     MARK = 12
-    """Something that its name says."""
+    """Described by its name."""
 
 
 class Column(NamedTuple):
@@ -89,8 +89,6 @@ COLUMNS = (
     Column("name", "I", 4),
 )
 
-_LAST_KIND = max(Kind)
-
 
 class Lifetimes(NamedTuple):
     """The allocations of a trace, in order.
@@ -108,14 +106,6 @@ class Lifetimes(NamedTuple):
     size_bytes: array[int]
     stream: array[int]
     device: array[int]
-
-
-def _bytes() -> array[int]:
-    return array("B")
-
-
-def _words() -> array[int]:
-    return array("Q")
 
 
 @dataclass
@@ -137,11 +127,11 @@ class Trace:
 
     meta: dict[str, Any] = field(default_factory=dict)
     names: list[str] = field(default_factory=lambda: [""])
-    kind: array[int] = field(default_factory=_bytes)
+    kind: array[int] = field(default_factory=lambda: array("B"))
     time_ns: array[int] = field(default_factory=lambda: array("q"))
-    address: array[int] = field(default_factory=_words)
-    size_bytes: array[int] = field(default_factory=_words)
-    stream: array[int] = field(default_factory=_words)
+    address: array[int] = field(default_factory=lambda: array("Q"))
+    size_bytes: array[int] = field(default_factory=lambda: array("Q"))
+    stream: array[int] = field(default_factory=lambda: array("Q"))
     device: array[int] = field(default_factory=lambda: array("H"))
     name: array[int] = field(default_factory=lambda: array("I"))
 
@@ -159,8 +149,8 @@ class Trace:
         device: int = 0,
         name: int = 0,
     ) -> None:
-        """Appends an event. Raises OverflowError for a number that its column cannot hold, and
-        appends nothing then."""
+        """Appends an event; or raises OverflowError for a number that its column cannot hold, and
+        appends nothing."""
         row = (kind, time_ns, address, size_bytes, stream, device, name)
         done = 0
         try:
@@ -173,7 +163,6 @@ class Trace:
             raise
 
     def columns(self) -> list[array[int]]:
-        """The columns, in the order of COLUMNS."""
         return [getattr(self, column.name) for column in COLUMNS]
 
     def select(self, rows: Iterable[int]) -> Trace:
@@ -186,8 +175,8 @@ class Trace:
         return made
 
     def start_rows(self, device: int) -> int:
-        """How many rows end with the last one that stands for what a device held when the recording
-        began; 0 if it held nothing, or its source does not say."""
+        """The number of rows up to the last one that stands for a block or segment of a device from
+        before the recording; 0 if there are none, or if the source does not say."""
         told = self.meta.get(BEGINS_WITH_EVENTS, [])
         left = told[device] if device < len(told) else 0
         for row, of in enumerate(self.device):
@@ -197,11 +186,11 @@ class Trace:
         return len(self)
 
     def validate(self) -> None:
-        """Checks all that the top of docs/reference/trace-format.md promises, and the limits above.
+        """Checks all promises of docs/reference/trace-format.md, and the limits above.
 
         Takes about a microsecond and at most 300 bytes for each event.
 
-        Raises TraceError that names the event's index and the fault.
+        Raises TraceError, which names the event's index and the fault.
         """
         self._validate_columns()
         self._validate_meta()
@@ -216,15 +205,15 @@ class Trace:
             before = time
         if before > MOST_TIME_NS:
             raise TraceError(f"the last event is at {before} ns; allowed: up to 2**62")
-        self._follow()
+        self.lifetimes()
 
     def lifetimes(self) -> Lifetimes:
-        """Each allocation with its end, in the order of allocations, for models.
+        """Each allocation with its end, in the order of allocations.
 
-        A block that moved is one allocation: from where it was allocated first to where its last
-        place was freed. Raises TraceError as validate() does for what has no partner.
+        A block that moved is one allocation: from its first allocation to the end of its last
+        block. Raises TraceError as validate() for events without a partner.
         """
-        return self._follow()
+        return _Follower(self).run()
 
     def _validate_columns(self) -> None:
         lengths = {column.name: len(getattr(self, column.name)) for column in COLUMNS}
@@ -240,22 +229,19 @@ class Trace:
             return
         if len(self) > MOST_EVENTS:
             raise TraceError(f"there are {len(self)} events; allowed: up to {MOST_EVENTS}")
-        if max(self.device) >= MOST_DEVICES:
-            index = next(i for i, at in enumerate(self.device) if at >= MOST_DEVICES)
-            raise TraceError(
-                f"event {index} is of device {self.device[index]}; allowed: 0 to {MOST_DEVICES - 1}"
-            )
-        if max(self.kind) > _LAST_KIND:
-            index = next(i for i, kind in enumerate(self.kind) if kind > _LAST_KIND)
-            raise TraceError(f"event {index} is of kind {self.kind[index]}; allowed: 0 to 12")
-        if max(self.name) >= len(self.names):
-            index = next(i for i, name in enumerate(self.name) if name >= len(self.names))
-            raise TraceError(
-                f"event {index} has name {self.name[index]}; there are {len(self.names)}"
-            )
+        for column_name, what, limit in (
+            ("device", "is of device", MOST_DEVICES),
+            ("kind", "is of kind", len(Kind)),
+            ("name", "has name", len(self.names)),
+        ):
+            numbers = getattr(self, column_name)
+            if max(numbers) >= limit:
+                index = next(i for i, number in enumerate(numbers) if number >= limit)
+                raise TraceError(
+                    f"event {index} {what} {numbers[index]}; allowed: 0 to {limit - 1}"
+                )
 
     def _validate_meta(self) -> None:
-        """The types of the values that are read."""
         if not isinstance(self.meta, dict) or not is_plain(self.meta):
             raise TraceError("the meta is not what JSON can hold, or has more than 100000 values")
         source, devices = self.meta.get("source"), self.meta.get("devices", [])
@@ -301,12 +287,9 @@ class Trace:
                     f"{self.address[index]:#x}; allowed: addresses of 64 bits"
                 )
 
-    def _follow(self) -> Lifetimes:
-        return _Follower(self).run()
-
 
 class _Follower:
-    """Goes through a trace and pairs events."""
+    """Pairs the events of a trace."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace

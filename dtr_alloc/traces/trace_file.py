@@ -1,9 +1,8 @@
-"""The file of a trace: versioned, compressed, written as a stream. Its manual is
-docs/reference/trace-format.md.
+"""The file of a trace: versioned, compressed, written as a stream. docs/reference/trace-format.md
+is its manual.
 
-What is written is whole blocks, so that a job that was killed leaves all but its last moments. A
-file that is damaged, cut off or something else is a TraceError that names the file, the offset and
-what is wrong there.
+Whole blocks are written, so a killed job loses only its last moments. A damaged, incomplete or
+other file is a TraceError, which names the file, the offset and the fault.
 """
 
 from __future__ import annotations
@@ -31,20 +30,20 @@ _HEAD = struct.Struct("<8sHHI")  # magic, version, 0, 0
 _BLOCK = struct.Struct("<4sIIII")  # type, compressed bytes, bytes, count, CRC-32 of all but itself
 _META, _NAMES, _EVENTS, _END = b"META", b"NAME", b"EVNT", b"DONE"
 _MOST_BYTES = 1 << 28
-"""The largest block that is read: what a damaged length could claim would fill the memory."""
+"""The largest block that is read: a damaged length could otherwise fill the memory."""
 _MOST_FILE_BYTES = 1 << 31
 _MOST_NAMES = 1 << 20
 _LEVEL = 1
 
 
 class TraceWriter:
-    """Writes a trace as it comes. A context manager; close() ends the file.
+    """Writes a trace as a stream. A context manager; close() ends the file.
 
     Args:
         path: the file (dtr_alloc/output_file.py).
-        meta: what is known at the beginning; plain JSON.
+        meta: known at the beginning; plain JSON.
 
-    Raises OSError where the disk does; the file then ends with its last whole block.
+    Raises OSError as the disk does; the file then ends with its last whole block.
     """
 
     def __init__(self, path: str | os.PathLike[str], meta: dict[str, Any]) -> None:
@@ -66,7 +65,7 @@ class TraceWriter:
 
     def write(self, columns: Sequence[array[int]]) -> None:
         """Appends events: columns of equal length, in the order and types of COLUMNS. Their names
-        are numbers that name() gave."""
+        are numbers from name()."""
         count = len(columns[0])
         for begin in range(0, count, BLOCK_EVENTS):
             end = min(begin + BLOCK_EVENTS, count)
@@ -114,7 +113,7 @@ class TraceWriter:
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
-    """Writes a whole trace. Raises OSError where the disk does."""
+    """Writes a whole trace. Raises OSError as the disk does."""
     with TraceWriter(path, trace.meta) as writer:
         numbers = [writer.name(text) for text in trace.names]
         columns = trace.columns()
@@ -124,18 +123,18 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 
 def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trace:
-    """Reads a trace. It is not validated beyond the file's own rules; see Trace.validate().
+    """Reads a trace. Only the rules of the file are checked; see Trace.validate().
 
     Args:
         path: the file.
-        allow_truncated: whether a file without its end, as a killed job leaves it, is read up to
-            its last whole block; its meta says ``"truncated": true`` then.
+        allow_truncated: whether the incomplete file of a killed job is read up to its last whole
+            block; its meta says ``"truncated": true`` then.
 
     Takes memory for the file (2 GiB at most), 39 bytes for each event (MOST_EVENTS), and 2 GiB for
-    names and meta; blocks that unpack to more are refused before they are unpacked.
+    names and meta; larger blocks are refused before they are unpacked.
 
-    Raises TraceError for a file that is damaged, cut off, too large, of another version or
-    something else, and OSError if it cannot be opened.
+    Raises TraceError for a damaged, incomplete, too large or other file, or another version, and
+    OSError if it cannot be opened.
     """
     try:
         reader = _Reader(path, allow_truncated)
@@ -287,7 +286,7 @@ def _to_json(value: object) -> bytes:
 
 
 def _shuffled(numbers: array[int], width: int) -> bytes:
-    """The lowest bytes of all numbers, then the next, ...: what is alike lies together."""
+    """The lowest bytes of all numbers, then the next, ...: similar bytes are neighbors."""
     if sys.byteorder == "big":
         numbers = numbers[:]
         numbers.byteswap()

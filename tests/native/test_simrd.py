@@ -331,7 +331,7 @@ def test_what_fits_does_not_depend_on_how_many_are_candidates(sampling: str, sha
         ({"least_size_share": -0.1}, "least_size_share is -0.1.*; allowed: 0 to 1"),
         ({"least_size_share": 1.1}, "least_size_share is 1.1.*; allowed: 0 to 1"),
         ({"least_size_share": float("nan")}, "least_size_share is nan; allowed: 0 to 1"),
-        ({"semantics": "runtime", "sampling": "sqrt"}, "sampling is sqrt; allowed with runtime"),
+        ({"semantics": "runtime", "sampling": "sqrt"}, "sampling is 'sqrt'; allowed with runtime"),
         ({"semantics": "runtime", "least_size_share": 0.01}, "least_size_share is 0.01"),
     ],
 )

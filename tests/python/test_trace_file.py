@@ -197,7 +197,7 @@ def test_an_unknown_kind_is_named():
     ("change", "message"),
     [
         (lambda trace: trace.time_ns.__setitem__(5, -1), "event 5 is at -1 ns, before event 4"),
-        (lambda trace: trace.name.__setitem__(3, 9), "event 3 has name 9; there are 3"),
+        (lambda trace: trace.name.__setitem__(3, 9), "event 3 has name 9; allowed: 0 to 2"),
         (lambda trace: trace.device.pop(), r"different lengths: .*'device': 9"),
         (lambda trace: trace.names.__setitem__(0, "x"), "allowed: the empty string"),
         (

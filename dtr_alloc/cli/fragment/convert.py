@@ -29,7 +29,7 @@ def import_(source: Path, out: Path, allow_truncated: bool) -> None:
 @click.option(
     "--to",
     required=True,
-    type=click.Choice(["torch", "rmm", "chrome", "trace"]),
+    type=click.Choice(formats.WRITES),
     help="torch: what PyTorch's memory viewer opens. rmm: the CSV log of RMM. chrome: what "
     "Perfetto opens (.json.gz). trace: our own.",
 )

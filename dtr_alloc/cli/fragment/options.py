@@ -1,15 +1,16 @@
-"""Options of the commands on traces, what they mean, and how results are written."""
+"""Options of the commands on traces, and their values."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
+from dtr_alloc.cli.common import list_option
 from dtr_alloc.fragment.models import MODELS, current_name
 from dtr_alloc.report import write_text
 from dtr_alloc.simulation import simulate
@@ -27,31 +28,15 @@ truncated_option = click.option(
 )
 
 
-def models_option(text: str) -> Callable[[Any], Any]:
-    return click.option(
-        "--model",
-        "models",
-        multiple=True,
-        default=("all",),
-        show_default=True,
-        metavar="LIST",
-        help=text,
-    )
-
-
-budgets_option = click.option(
+budgets_option = list_option(
     "--budget",
-    "budgets",
-    multiple=True,
-    default=("unlimited",),
-    show_default=True,
-    metavar="LIST",
-    help="Of these: ratios of the peak of live bytes (1.1, 1.0..1.5), sizes (8GiB), unlimited.",
+    "unlimited",
+    "Of these: ratios of the peak of live bytes (1.1, 1.0..1.5), sizes (8GiB), unlimited.",
 )
 
 
 def models_of(given: Sequence[str]) -> list[str]:
-    """What --model says. Raises click.UsageError."""
+    """The models of --model. Raises click.UsageError."""
     names = [current_name(name.strip()) for text in given for name in text.split(",")]
     found = list(MODELS) if "all" in names else [name for name in names if name != "none"]
     for name in found:
@@ -62,7 +47,7 @@ def models_of(given: Sequence[str]) -> list[str]:
 
 
 def budgets_of(given: Sequence[str]) -> list[simulate.Limit | None]:
-    """What --budget says; None: unlimited. Raises click.UsageError."""
+    """The budgets of --budget; None: unlimited. Raises click.UsageError."""
     found: list[simulate.Limit | None] = []
     for text in given:
         try:
@@ -73,7 +58,7 @@ def budgets_of(given: Sequence[str]) -> list[simulate.Limit | None]:
 
 
 def write_json(document: object, path: str) -> None:
-    """To standard output for ``-``, else to a file as a whole. Raises OSError."""
+    """Writes to standard output for ``-``, else a whole file. Raises OSError."""
     if path == "-":
         json.dump(document, sys.stdout)
         sys.stdout.write("\n")

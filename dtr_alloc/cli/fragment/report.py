@@ -10,13 +10,12 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dtr_alloc.cli.common import InputError, print_table
+from dtr_alloc.cli.common import InputError, list_option, print_table
 from dtr_alloc.cli.fragment.options import (
     FILE,
     budgets_of,
     budgets_option,
     models_of,
-    models_option,
     truncated_option,
     write_json,
 )
@@ -37,8 +36,10 @@ from dtr_alloc.traces.trace import TraceError
 @click.option("--page", metavar="FILE", type=click.Path(path_type=Path),
               help="Write all of it on one page, HTML that stands alone.")  # fmt: skip
 @click.option("--json", "json_path", metavar="FILE", help="Write the numbers; - is stdout.")
-@models_option(
-    "Allocators to compare with: names, all or none. docs/guides/allocator-models.md: which."
+@list_option(
+    "--model",
+    "all",
+    "Allocators to compare with: names, all or none. docs/guides/allocator-models.md: which.",
 )
 @budgets_option
 @click.option(
@@ -121,7 +122,7 @@ def command(
 
 
 def stems(found: Sequence[report.Report]) -> list[str]:
-    """A file name for each report; a number behind those that are there already."""
+    """A file name for each report; repeated ones get a number."""
     stems: list[str] = []
     for part in found:
         stem = re.sub(r"[^\w.-]+", "-", part.label)

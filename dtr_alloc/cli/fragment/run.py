@@ -11,13 +11,12 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dtr_alloc.cli.common import InputError, print_table
+from dtr_alloc.cli.common import InputError, list_option, print_table
 from dtr_alloc.cli.fragment.options import (
     FILE,
     budgets_of,
     budgets_option,
     models_of,
-    models_option,
     truncated_option,
     write_json,
 )
@@ -41,7 +40,11 @@ VERSION = 1
 
 @click.command("run", short_help="Run other allocators on the same requests.")
 @click.argument("source", metavar="TRACE", type=FILE)
-@models_option("Allocators: names, or all. The top of dtr_alloc/fragment/models.py lists them.")
+@list_option(
+    "--model",
+    "all",
+    "Allocators: names, or all. The top of dtr_alloc/fragment/models.py lists them.",
+)
 @budgets_option
 @click.option(
     "--set",
@@ -133,8 +136,8 @@ def command(
 def _succeeded(
     names: Sequence[str], outcomes: Iterable[Any], failures: dict[str, Exception]
 ) -> Iterator[tuple[int, Any]]:
-    """The outcomes that are results, each with its index; the others go to ``failures``. Raises
-    ValueError where a model refuses its options: it does so in every run."""
+    """The results, each with its index; failures go to ``failures``. Raises ValueError if a model
+    refuses its options: it does so in every run."""
     for at, outcome in enumerate(outcomes):
         if not isinstance(outcome, Failure):
             yield at, outcome
@@ -153,14 +156,10 @@ def _row(
 ) -> dict[str, Any]:
     row = _document(prepared.run(model, size, **told))
     if compare:
-        options = {**_presets(model), **told}
+        options = {**MODELS[model][1], **told}
         found = compared(prepared.trace, "pytorch", size, device=prepared.device, **options)
         row["compared"] = asdict(found)
     return row
-
-
-def _presets(model: str) -> dict[str, Any]:
-    return dict(MODELS[model][1])
 
 
 def _allowed(model: str) -> frozenset[str]:
@@ -168,7 +167,7 @@ def _allowed(model: str) -> frozenset[str]:
 
 
 def _options(given: Sequence[str], models: Sequence[str]) -> dict[str, Any]:
-    """What --set says. Raises click.UsageError for what no chosen model has."""
+    """The options of --set. Raises click.UsageError for one that no chosen model has."""
     allowed = sorted(frozenset().union(*map(_allowed, models)))
     found: dict[str, Any] = {}
     for text in given:
