@@ -1,6 +1,6 @@
-"""The figures of a session that its user asks for first, from ``stats()``, and advice.
+"""The most important figures of a session, from ``stats()``, and advice.
 
-Everything that shows a session takes them from here: the report, a notebook, the page of a run.
+Reports, notebooks and pages take them from here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ CHEAP = 0.1
 EXPENSIVE = 1.0
 """The cost of an expensive one: a step takes twice as long."""
 MUCH = 0.05
-"""Of the budget: kept contents of this size are named."""
+"""Kept contents above this share of the budget are named."""
 FULL = 0.7
-"""Of the budget: with so much unevictable memory it saves little."""
+"""A budget saves little if unevictable memory has more than this share of it."""
 
 
 def figures(stats: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values for people; of what ``stats`` does not count there is none."""
+    """Names and values for people, as far as ``stats`` counts them."""
     return list(_figures(stats))
 
 
@@ -39,10 +39,7 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if own := stats.get("total_cost_seconds"):
         parts = _cost_seconds(stats)
         cost = sum(parts.values())
-        yield (
-            "the budget costs",
-            f"{cost / (own):.1%} of the job's own compute ({cost:.3g} s)",
-        )
+        yield "the budget costs", f"{cost / own:.1%} of the job's own compute ({cost:.3g} s)"
         for name, spent in parts.items():
             yield f"of that: {name}", f"{spent:.3g} s"
         rest = stats.get("session_seconds", 0) - own - cost
@@ -77,14 +74,14 @@ def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def kept_text(entry: Mapping[str, Any]) -> str:
-    """What made what is kept, and why it is (dtr_alloc.kept(), as a dictionary)."""
+    """The operator that made kept contents, and the reason (dtr_alloc.kept(), as a dictionary)."""
     made = f"{entry['operator']}, as " if entry["operator"] else ""
     where = f" at {entry['line']}" if entry["line"] else ""
     return f"{made}{entry['why']}{where}"
 
 
 def _cost_seconds(stats: Mapping[str, Any]) -> dict[str, float]:
-    """The parts of what the budget costs, by name, as far as they are measured."""
+    """The measured parts of the cost of the budget, by name."""
     parts = {
         "recomputation": stats["recompute_cost_seconds"],
         "search": stats.get("search_seconds", 0.0),
@@ -109,10 +106,10 @@ def limit(stats: Mapping[str, Any]) -> str:
 
 
 def advice(stats: Mapping[str, Any], error: BaseException | None = None) -> str:
-    """What the user may do next, in a sentence; empty without the counters that say so.
+    """A sentence on the next step of the user; empty without the necessary counters.
 
     Args:
-        error: that the job ended with.
+        error: by which the job ended.
     """
     own = stats.get("total_cost_seconds")
     if not own or "contiguity_evictions" not in stats:
@@ -133,7 +130,7 @@ def advice(stats: Mapping[str, Any], error: BaseException | None = None) -> str:
             "Most of the budget is never evicted (`--report=all` says what): swapping "
             "(DTR_ALLOC_SWAP) or sharding saves more than a smaller budget."
         )
-    cost = sum(_cost_seconds(stats).values()) / (own)
+    cost = sum(_cost_seconds(stats).values()) / own
     if cost > EXPENSIVE:
         return (
             "The budget costs more than the job's own compute: `dtr-alloc suggest` finds a better "

@@ -1,7 +1,7 @@
-"""Pages that stand alone: HTML that asks no network for anything and runs no script.
+"""Self-contained pages: HTML without scripts and network access.
 
-Pictures are matplotlib's. What is black in an SVG takes the color of the page's text, so that it is
-seen on light and on dark.
+Pictures are matplotlib's. Black in an SVG becomes the color of the page's text, so it can be seen
+on light and on dark.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 4.4
-"""Of a picture, in inches. It is a telephone's, so its text has the size there that it is given."""
+"""The width of a picture in inches: a telephone's, so that text keeps its size there."""
 _WIDE = 1.4 * WIDTH
-"""Of pictures beside each other: a telephone scrolls them."""
+"""The width of panels beside each other: a telephone scrolls them."""
 _STYLE: Any = {
     "svg.fonttype": "none",
     "font.family": "sans-serif",
@@ -74,29 +74,29 @@ $body
 
 
 def document(title: str, words: str, body: str) -> str:
-    """A whole page: plain words first, then what ``body`` has."""
+    """A whole page: plain words first, then ``body``."""
     return _PAGE.substitute(title=escape(title), words=escape(words), body=body)
 
 
 def details(summary: str, content: str) -> str:
-    """What is seen once it is opened; nothing if that is empty."""
+    """Content that is hidden until it is opened; "" if it is empty."""
     if not content:
         return ""
     return f"<details>\n<summary>{escape(summary)}</summary>\n{content}</details>\n"
 
 
 def pictures(drawn: Iterable[str]) -> str:
-    """Pictures beside each other, or one below the other where the page is narrow."""
+    """Pictures beside each other, or one below the other on a narrow page."""
     return '<div class="pictures">\n' + "\n".join(drawn) + "\n</div>\n"
 
 
 def style() -> AbstractContextManager[None]:
-    """In which figures are made for svg()."""
+    """The context in which figures for svg() are made."""
     return mpl.rc_context(_STYLE)
 
 
 def svg(title: str, draw: Callable[..., Figure], *data: Any, caption: str = "") -> str:
-    """What ``draw`` makes of the data. No point of it is shown smaller than a pixel."""
+    """The picture that ``draw`` makes of the data. It is never shown smaller than its own size."""
     # A letter that a font lacks is the browser's to find; a job may make errors of warnings.
     with style(), warnings.catch_warnings(action="ignore"):
         text = io.StringIO()
@@ -110,7 +110,7 @@ def svg(title: str, draw: Callable[..., Figure], *data: Any, caption: str = "") 
 
 
 def narrowed(figure: Figure) -> Figure:
-    """Made for a wide screen: as wide as a page has it, with its titles in lines."""
+    """A figure for a wide screen, in the width of a page, with its titles in lines."""
     grids = [axes.get_gridspec() for axes in figure.axes]
     beside = max(grid.ncols for grid in grids if grid is not None)
     width, height = (WIDTH, 0.75) if beside == 1 else (_WIDE, 1)
@@ -127,6 +127,6 @@ def narrowed(figure: Figure) -> Figure:
 
 
 def framed(title: str, drawn: str, caption: str) -> str:
-    """A picture, or words in its place, between its title and its caption."""
+    """A picture, or words in its place, between a title and a caption."""
     below = f"<figcaption>{escape(caption)}</figcaption>\n" if caption else ""
     return f"<figure>\n<h2>{escape(title)}</h2>\n{drawn}\n{below}</figure>"

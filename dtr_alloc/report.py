@@ -1,7 +1,6 @@
-"""Shows what a run did: ``stats()`` as JSON for programs, the figures that matter for people.
+"""Shows a run: ``stats()`` as JSON for programs, the most important figures for people.
 
-Nothing here measures or decides. rich is imported when a table is drawn, not before: this
-module is loaded in every job that has a budget.
+Every job with a budget loads this module, so rich is imported only when a table is drawn.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
 
 TITLE = "dtr_alloc"
 _MOST_KEPT = 5
-"""Rows of a table that say what was kept."""
+"""Rows of a table for kept contents."""
 
 
 def package_version(name: str) -> str | None:
-    """The version of an installed distribution; None if there is none."""
+    """The version of an installed distribution, or None."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -39,7 +38,7 @@ def package_version(name: str) -> str | None:
 
 
 def job_facts(config: Config | None = None) -> dict[str, Any]:
-    """What a reader of numbers must know of the process that made them."""
+    """The facts of the process that a reader of its numbers needs."""
     torch = sys.modules.get("torch")
     return {
         "argv": list(sys.orig_argv),
@@ -63,17 +62,17 @@ def write_stats(
     stats: Mapping[str, Any],
     config: Config | None = None,
 ) -> Path:
-    """Writes stats as JSON; returns the path written.
+    """Writes stats as JSON; returns the path.
 
-    The keys are those of stats(), and ``job``: versions, budget, argv. A reader sees the whole
-    file or the one before. Raises OSError.
+    The keys are those of stats(), and ``job``: versions, budget, argv. A reader sees the whole file
+    or the one before. Raises OSError.
     """
     document = {**stats, "job": job_facts(config)}
     return write_text(path, json.dumps(document, indent=2, default=str) + "\n")
 
 
 def html_table(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and values as HTML; nothing if there are none."""
+    """Names and values as an HTML table; "" if there are none."""
     cells = "".join(
         f'<tr><th scope="row" style="text-align:left">{escape(name)}</th>'
         f"<td>{escape(value)}</td></tr>\n"
@@ -83,7 +82,7 @@ def html_table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def console_html(shown: Iterable[Table | str], width: int) -> str:
-    """Tables and lines as a console of so many columns shows them, as HTML."""
+    """Tables and lines, as a console of this width shows them, as HTML."""
     from io import StringIO
 
     from rich.console import Console
@@ -95,7 +94,7 @@ def console_html(shown: Iterable[Table | str], width: int) -> str:
 
 
 def printed_error() -> BaseException | None:
-    """The error that the interpreter printed last: at its exit, what the job ended with."""
+    """The error that the interpreter printed last: at its exit, the error that ended the job."""
     return sys.__dict__.get("last_value")
 
 
@@ -107,8 +106,12 @@ def render(
     everything: bool = False,
     error: BaseException | None = None,
 ) -> str:
-    """The figures as a table in plain text, with a sentence of advice; ``everything``: and all
-    counters; ``error``: that the job ended with."""
+    """The figures as a table in plain text, with a sentence of advice.
+
+    Args:
+        everything: whether all counters follow.
+        error: by which the job ended.
+    """
     from io import StringIO
 
     from rich.console import Console
@@ -145,7 +148,7 @@ def fill_in(path: str | os.PathLike[str]) -> Path:
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Writes a file whole; what UTF-8 has no bytes for, as an escape. Raises OSError."""
+    """Writes a whole file, with escapes for characters outside of UTF-8. Raises OSError."""
     place = fill_in(path)
     place.parent.mkdir(parents=True, exist_ok=True)
     with OutputFile(place) as file:
@@ -162,7 +165,6 @@ def _kept_rows(entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]
 
 
 def budget_text(budget: Budget) -> str:
-    """A budget for people."""
     return str(budget) if budget.size_bytes is None else format_size(budget.size_bytes)
 
 

@@ -27,7 +27,7 @@ _FILLERS = 8
 _MAKERS = 3
 """Kept results that are named for one reason."""
 _LEAST = 0.01
-"""Of the peak; smaller parts are left out."""
+"""Smaller shares of the peak are left out."""
 _NUMBERS = ("size", "share")
 """Columns."""
 
@@ -75,7 +75,7 @@ def ways_to_fit(budget: object) -> dict[str, Any]:
 
 
 def advise(observed: Observed, log: Path) -> Advice:
-    """The advice for a job of which some steps were logged. It takes seconds to a minute."""
+    """The advice for a job with some logged steps. It takes seconds to a minute."""
     found = suggest(
         compile_log(log),
         observed.peak_bytes,
@@ -118,8 +118,7 @@ def _held(found: Suggestion) -> Table:
 
 
 def _by_call(observed: Observed) -> Counter[tuple[Call, str]]:
-    """Bytes by the call that made them, if known, and by the reason why they are kept, ""
-    without."""
+    """Bytes by the call that made them, if known, and by the reason why they are kept, or ""."""
     sizes: Counter[tuple[Call, str]] = Counter()
     for entry in observed.fullest:
         if entry.operator:
@@ -141,7 +140,7 @@ def _fillers(observed: Observed) -> Table:
 
 
 def _stays(observed: Observed) -> Iterator[str]:
-    """Kept contents, by the reason."""
+    """Kept contents, by reason."""
     found: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for (made, why), size in _by_call(observed).most_common():
         if why and size > _LEAST * observed.peak_bytes:
@@ -188,7 +187,7 @@ def _seconds(low: float, high: float) -> str:
 
 
 def _mebibytes(size_bytes: int) -> str:
-    """At least so many."""
+    """Rounded up."""
     return f"{math.ceil(10 * size_bytes / 2**20) / 10:.1f}"
 
 

@@ -1,4 +1,4 @@
-"""Writes the files that a session asks for when its process ends."""
+"""Writes the files of a session when its process ends."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def write_report(
     config: Config | None = None,
     rows: Rows | None = None,
 ) -> None:
-    """Writes the figures to stderr (True), all counters with them ("all"), or to a file, as a page
-    if it is called so; False writes nothing. Raises OSError.
+    """Writes the figures to stderr (True), with all counters ("all"), or to a file, as a page if it
+    has that suffix; False writes nothing. Raises OSError.
 
     rows: of the session, for a page.
     """
@@ -52,17 +52,17 @@ def write_report(
 
 _AtExit = tuple[int, Config, Callable[[], tuple[Mapping[str, Any], Rows | None]]]
 _at_exit: _AtExit | None = None
-"""The process that writes then, by which settings, and of what."""
+"""The process that writes at its exit, its settings, and the source of counters."""
 
 
 def write_at_exit(
     config: Config, stats: Callable[[], tuple[Mapping[str, Any], Rows | None]]
 ) -> None:
-    """Writes the files that ``config.stats`` and ``config.report`` ask for when this process ends,
-    with the counters and the rows that ``stats`` returns then.
+    """Writes the files of ``config.stats`` and ``config.report`` when this process ends, with the
+    counters and the rows that ``stats`` returns then.
 
     Also after an exception; not after os._exit or a signal that kills. A forked child writes
-    nothing. Calling it again replaces the configuration, it does not write twice.
+    nothing. Another call replaces the configuration.
     """
     global _at_exit
     if _at_exit is None:

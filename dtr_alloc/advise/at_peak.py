@@ -1,5 +1,5 @@
-"""A step of an op log at the moment when it has most in use: by kind, and what of it one could do
-without in other ways than by a budget."""
+"""The step of an op log at its peak of memory: bytes by kind, and possible savings without a
+budget."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ NEVER = 2**62
 
 @dataclass(frozen=True)
 class Blocks:
-    """Modules that are alike, such as ``h.*``, with a checkpoint around each.
+    """Similar modules, such as ``h.*``, with a checkpoint around each.
 
     Attributes:
-        size_bytes: of what they made and is there at the peak.
-        kept_bytes: what of it would be there: what others read, and all of the largest block.
-        compute: of their operators before the peak, in terms of the step's: it is paid again.
+        size_bytes: of their results in memory at the peak.
+        kept_bytes: the rest with checkpoints: results that others read, and all of the largest
+            block.
+        compute: of their operators before the peak, relative to the step's: it is paid again.
     """
 
     modules: str
@@ -35,15 +36,15 @@ class Blocks:
 
 @dataclass(frozen=True)
 class AtPeak:
-    """A step when most is in use.
+    """A step at its peak of memory.
 
     Attributes:
-        kinds: bytes by kind. Batches are what is made of no parameter, outside of modules, and what
-            stays from step to step but belongs to no module or optimizer; activations what else
-            steps make; workspaces what the operator that runs has meanwhile.
+        kinds: bytes by kind. Batches are made of no parameter and outside of modules, or stay from
+            step to step but belong to no module or optimizer; activations are other results of
+            steps; workspaces are temporaries of the operator that runs.
         optimizer_bytes: the most that the optimizer's step makes and frees.
         fused_peak_bytes: the peak if it made nothing.
-        blocks: of those that made the most; None: no modules are alike.
+        blocks: those with the largest results; None: no modules are similar.
     """
 
     kinds: Mapping[str, int]
@@ -54,7 +55,7 @@ class AtPeak:
 
 @dataclass(slots=True)
 class _Memory:
-    """It is there from the operator ``born``, by their indices, and gone before ``died``."""
+    """Memory from the operator ``born``, by index, until before ``died``."""
 
     size_bytes: int
     born: int
@@ -67,7 +68,7 @@ class _Memory:
 
 
 class Step:
-    """The last operators of a program, and the memory of all."""
+    """The last operators of a program, and all its memory."""
 
     def __init__(self, program: Program, operators: int) -> None:
         self.memory: list[_Memory] = []
@@ -137,8 +138,8 @@ class Step:
         ]
 
     def mark_data(self) -> None:
-        """What is made outside of modules, of nothing but data and what the step does not update.
-        Nothing tells data from results where it updates nothing."""
+        """Marks results outside of modules that depend on data alone. Data is not updated by the
+        step. If the step updates nothing, data and results cannot be told apart."""
         if not self.updated:
             return
         knows_modules = any(self.modules[self.start :])
@@ -161,7 +162,7 @@ class Step:
         return list(accumulate(changes))[:-1]
 
     def optimizer_start(self) -> int:
-        """The first operator after those of modules that writes to what was there before."""
+        """The first operator after those of modules that writes to older memory."""
         after = max((i for i in range(self.start, self.end) if self.modules[i]), default=-1) + 1
         after = max(after, self.start)
         updates = [each.writers for each in self.updated]
@@ -172,11 +173,11 @@ class Step:
 def at_peak(
     program: Program, operators: int, held_bytes: Mapping[str, int], peak_bytes: int
 ) -> AtPeak:
-    """Looks at the last step of a log.
+    """Examines the last step of a log.
 
     Args:
         operators: of a step, 1 and more.
-        held_bytes: what is allocated between steps, by kind.
+        held_bytes: allocated between steps, by kind.
         peak_bytes: of the job.
     """
     step = Step(program, operators)
@@ -226,7 +227,7 @@ def _kinds(step: Step, peak: int, held_bytes: Mapping[str, int], peak_bytes: int
 
 
 def _blocks(step: Step, peak: int) -> Blocks | None:
-    """By the modules of operators, which those of the backward pass have, too."""
+    """By the modules of operators, also in the backward pass."""
     found = [_BLOCK.match(module) for module in step.modules]
     families = [match[1] + "*" if match else "" for match in found]
     numbers = [match[2] if match else "" for match in found]

@@ -1,4 +1,4 @@
-"""What each step of a job leaves allocated, such as a list that keeps a result of each."""
+"""Memory that each step of a job leaves allocated, such as a list with a result of each step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dtr_alloc.oplog import Program
 
 @dataclass(frozen=True)
 class Left:
-    """Memory that one operator makes in each step, and nobody releases."""
+    """Memory that one operator makes in each step, and that is never released."""
 
     made_by: Call
     size_bytes: int
@@ -21,10 +21,11 @@ class Left:
 
 
 def left_behind(program: Program, steps: int) -> list[Left]:
-    """The most first. What each step overwrites, as parameters are, tells where steps end.
+    """The largest first. Memory that each step overwrites, such as parameters, shows where steps
+    end.
 
     Args:
-        program: the log of so many steps. With less than three it is not known what is in each.
+        program: the log of so many steps. Less than three do not show what is in each.
     """
     if steps < 3:
         return []

@@ -6,7 +6,7 @@ import json
 import math
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -29,20 +29,21 @@ if TYPE_CHECKING:
 
 USED, LIMIT, AGAIN, MOVED, KEPT = "#1f8dd6", "#e0483e", "#e08a1e", "#c065b0", "#8a8a8a"
 FREE = "#8fb339"
-"""Colors that are seen on light and on dark, and told from each other."""
+"""The colors can be seen on light and on dark, and told apart."""
 _BARS = 12
 _NAMES = 40
 """Blocks smaller than this share of memory are not labelled."""
 _LETTERS = 60
-"""Of a line of small text."""
+"""The longest label of a block, in characters."""
 _LABEL = 48
-"""Characters above a bar; the end of a longer name is what tells it from others."""
+"""The longest label above a bar, in characters; a longer name keeps its end, which tells it from
+others."""
 _ROWS = 100
-"""Of a table that is seen once it is opened."""
+"""The most rows of a table that is hidden at first."""
 _SEEN = 200
-"""Of the memory's chart: what is thinner would be a name without an area."""
+"""A thinner layer of the memory's chart would be a name without an area."""
 _SHARES = 100
-"""Of the time, for which it is said what was computed again."""
+"""The number of parts of the time with a share of recomputation."""
 _HEAP_ROWS = 24
 
 
@@ -50,31 +51,47 @@ def page(stats: Mapping[str, Any], facts: Mapping[str, Any], rows: Rows | None) 
     """The page of a session that has ended.
 
     Args:
-        stats: as at its end, with ``kept`` (dtr_alloc/report.py).
+        stats: at its end, with ``kept`` (dtr_alloc/report.py).
         facts: of the process.
         rows: of the session; None: there are no pictures.
     """
     named = ((name.replace("_", " "), _text(value)) for name, value in facts.items())
-    body: tuple[str, ...] = (
-        html_table(figures(stats)),
-        "" if rows is None else html.pictures(_pictures(rows)) + _places(rows),
-        html.details("What is never evicted, when it was most", _kept(stats.get("kept", ()))),
-        html.details("All counters", html_table(counter_rows(stats))),
-        html.details("The job", html_table(named)),
-    )
+    body = html_table(figures(stats))
     error = printed_error()
     if error is not None:
         text = escape(f"The last error was {type(error).__name__}: {error}")
-        body = (f"<p>{text}</p>\n", *body)
+        body = f"<p>{text}</p>\n{body}"
+    if rows is not None:
+        body += html.pictures(_pictures(rows))
+    kept = ((format_size(of["size_bytes"]), kept_text(of)) for of in stats.get("kept", ()))
+    tables: dict[str, Iterable[tuple[str, str]]] = {
+        **({} if rows is None else _places(rows)),
+        "What is never evicted, when it was most": kept,
+        "All counters": counter_rows(stats),
+        "The job": named,
+    }
+    body += "".join(html.details(title, html_table(table)) for title, table in tables.items())
     words = advice(stats, error) or str(stats.get("error", ""))
-    return html.document(f"dtr_alloc: {_job(facts)}", words, "".join(body))
+    return html.document(f"dtr_alloc: {_job(facts)}", words, body)
 
 
-def _places(rows: Rows) -> str:
-    """By module and line."""
-    return html.details(
-        "What fills the memory when it is fullest, by module", _filled(rows.fullest)
-    ) + html.details("What was computed again, by module", _again(rows.repeats))
+def _places(rows: Rows) -> dict[str, Iterable[tuple[str, str]]]:
+    """Tables by module and line."""
+    filled = [each for each in rows.fullest if each.operator][:_ROWS]
+    return {
+        "What fills the memory when it is fullest, by module": (
+            (_place_text(each), format_size(each.size_bytes)) for each in filled
+        ),
+        "What was computed again, by module": (
+            (_place_text(each), f"{each.seconds:.3g} s, {each.times:,} times")
+            for each in rows.repeats[:_ROWS]
+        ),
+    }
+
+
+def _place_text(entry: Kept | Repeats) -> str:
+    module = f"{entry.module} ({entry.line})" if entry.line else entry.module
+    return ": ".join(filter(None, (module, entry.operator)))
 
 
 def _text(value: object) -> str:
@@ -84,10 +101,6 @@ def _text(value: object) -> str:
 def _job(facts: Mapping[str, Any]) -> str:
     rank = f", rank {facts['rank']}" if facts.get("rank") is not None else ""
     return (Path(*map(str, sys.argv[:1])).name or "a run") + rank
-
-
-def _kept(entries: Sequence[Mapping[str, Any]]) -> str:
-    return html_table((format_size(entry["size_bytes"]), kept_text(entry)) for entry in entries)
 
 
 def _pictures(rows: Rows) -> Iterator[str]:
@@ -113,11 +126,17 @@ def _pictures(rows: Rows) -> Iterator[str]:
 
 
 def _picture(title: str, draw: Callable[..., Figure], *data: Any, caption: str = "") -> str:
-    """What ``draw`` makes of the data. The page stands without it, and says why."""
+    """A picture of the data, or the reason why it could not be drawn."""
     try:
         return html.svg(title, draw, *data, caption=caption)
     except Exception as error:
         return html.framed(title, f"<p>It could not be drawn: {escape(repr(error))}</p>", "")
+
+
+def _figure(height: float, rows: int = 1) -> tuple[Figure, Any]:
+    """A figure, and its axes. In inches."""
+    figure = Figure(figsize=(html.WIDTH, height), layout="constrained")
+    return figure, figure.subplots(rows, sharex=True)
 
 
 def _sizes(axis: Axis, most: float) -> None:
@@ -128,8 +147,7 @@ def _sizes(axis: Axis, most: float) -> None:
 
 
 def _memory(samples: Sequence[Moment], steps: Sequence[Moment]) -> Figure:
-    figure = Figure(figsize=(html.WIDTH, 3.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _figure(3.2)
     seconds = [moment.seconds for moment in samples]
     bottom = [0] * len(samples)
     seen = max(moment.reserved_bytes for moment in samples) / _SEEN
@@ -161,8 +179,7 @@ def _memory(samples: Sequence[Moment], steps: Sequence[Moment]) -> Figure:
 
 
 def _work(samples: Sequence[Moment]) -> Figure:
-    figure = Figure(figsize=(html.WIDTH, 3.2), layout="constrained")
-    bytes_axes, share_axes = figure.subplots(2, 1, sharex=True)
+    figure, (bytes_axes, share_axes) = _figure(3.2, rows=2)
     seconds = [moment.seconds for moment in samples]
     for name, color, label in (
         ("evicted_bytes", USED, "evicted"),
@@ -187,7 +204,7 @@ def _work(samples: Sequence[Moment]) -> Figure:
 
 
 def _share(axes: Axes, moments: Sequence[Moment], x: Sequence[float]) -> None:
-    """What was computed again between two moments, of all that was computed."""
+    """The recomputed share of all computation between two moments."""
     shares = [100 * after.recompute_share(before) for before, after in pairwise(moments)]
     axes.fill_between(x, shares, color=AGAIN, alpha=0.8, lw=0, step="mid")
     axes.set_ylim(0, 100)
@@ -195,8 +212,7 @@ def _share(axes: Axes, moments: Sequence[Moment], x: Sequence[float]) -> None:
 
 
 def _steps(steps: Sequence[Moment]) -> Figure:
-    figure = Figure(figsize=(html.WIDTH, 3.2), layout="constrained")
-    time_axes, share_axes = figure.subplots(2, 1, sharex=True)
+    figure, (time_axes, share_axes) = _figure(3.2, rows=2)
     numbers = [step.steps for step in steps[1:]]
     times = [after.seconds_a_step(before) for before, after in pairwise(steps)]
     time_axes.plot(numbers, times, color="black", lw=1)
@@ -218,7 +234,7 @@ def _steps(steps: Sequence[Moment]) -> Figure:
 
 
 def _fullest(entries: Sequence[Kept]) -> Figure:
-    """Modules, from left to right what is in them, and at the end their operators."""
+    """Modules with their contents from left to right, and their operators at the end."""
     made = bytes_by_place(entries)
     modules: Counter[tuple[str, ...]] = Counter()
     for (place, _), size in made:
@@ -229,8 +245,7 @@ def _fullest(entries: Sequence[Kept]) -> Figure:
         blocks.append((place.modules, place.short_operator, size, KEPT if is_kept else USED))
     least = sum(size for _, size in made) / _NAMES
     columns = 1 + max(len(inside) for inside, _, _, _ in blocks)
-    figure = Figure(figsize=(html.WIDTH, 5), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _figure(5)
     free: dict[tuple[str, ...], float] = defaultdict(float)  # where the next one in it begins
     for inside, name, size, color in sorted(blocks, key=lambda block: (len(block[0]), -block[2])):
         column, begin, width = len(inside), free[inside], 1
@@ -262,8 +277,7 @@ def _repeats(entries: Sequence[Repeats]) -> Figure:
 
 
 def _bars(names: Sequence[str], lengths: Sequence[float], values: Sequence[str]) -> Figure:
-    figure = Figure(figsize=(html.WIDTH, 0.2 + 0.36 * len(names)), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _figure(0.2 + 0.36 * len(names))
     axes.barh(range(len(names)), lengths, 0.4, color=AGAIN, alpha=0.8)
     for row, (name, length, value) in enumerate(zip(names, lengths, values, strict=True)):
         shown = name if len(name) <= _LABEL else f"…{name[-_LABEL:]}"
@@ -277,23 +291,6 @@ def _bars(names: Sequence[str], lengths: Sequence[float], values: Sequence[str])
     axes.yaxis.set_visible(False)
     axes.spines.bottom.set_visible(False)
     return figure
-
-
-def _place_text(entry: Kept | Repeats) -> str:
-    module = f"{entry.module} ({entry.line})" if entry.line else entry.module
-    return ": ".join(filter(None, (module, entry.operator)))
-
-
-def _filled(entries: Sequence[Kept]) -> str:
-    rows = [entry for entry in entries if entry.operator][:_ROWS]
-    return html_table((_place_text(entry), format_size(entry.size_bytes)) for entry in rows)
-
-
-def _again(entries: Sequence[Repeats]) -> str:
-    return html_table(
-        (_place_text(entry), f"{entry.seconds:.3g} s, {entry.times:,} times")
-        for entry in entries[:_ROWS]
-    )
 
 
 def _heap_caption(samples: Sequence[Moment]) -> str:
@@ -314,7 +311,7 @@ def _heap_caption(samples: Sequence[Moment]) -> str:
 
 
 def _heap(spans: Sequence[Span]) -> Figure:
-    """Rows of one length; what begins in a row and ends in a later one is in several."""
+    """Rows of one length; a block that crosses a row's end continues in the next row."""
     widest = sum(span.size_bytes for span in spans) // _HEAP_ROWS
     places, last = [0], sum(spans[0])
     for span in spans[1:]:
@@ -330,8 +327,7 @@ def _heap(spans: Sequence[Span]) -> Figure:
             part = min(end, (row + 1) * length)
             rows[row].append((begin - row * length, part - begin))
             begin = part
-    figure = Figure(figsize=(html.WIDTH, 3.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _figure(3.2)
     for row, parts in enumerate(rows):
         axes.broken_barh(parts, (row - 0.4, 0.8), color=USED, lw=0)
     axes.set_xlim(0, length)

@@ -1,7 +1,7 @@
-"""Advice for a job from its first steps: a budget, and the cost of a step under budgets.
+"""Advises a budget from the first steps of a job, with the cost of a step under budgets.
 
-The repeated step of the op log is played as the engine would run it (``simulate.play_step``), under
-smaller and smaller budgets, by the rule with which a job begins and by the learned policy or plan.
+The repeated step of the op log is played by the engine (``simulate.play_step``), under smaller and
+smaller budgets, by the rule at the job's beginning and by the learned policy or plan.
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 """Of the activation memory."""
 MOVE_BYTES_PER_S = {"cpu": 12e9, "cuda": 200e9}
 """The engine measures it. On the CPU this is the bandwidth of moves in a job of the bench, 36 KiB
-in 5 to 6 µs, and on CUDA the engine's initial estimate (native/policy/move_price.h)."""
+in 5 to 6 µs; on CUDA it is the engine's initial estimate (native/policy/move_price.h)."""
 CLOSE = 0.005
-"""The smallest budget is found up to this share of it."""
+"""The precision of the smallest budget, relative to it."""
 SLOWEST = 4.0
-"""A step that computes more, in terms of one without a budget, is refused (DTR_ALLOC_THRASH)."""
+"""A step with more compute, relative to one without a budget, is refused (DTR_ALLOC_THRASH)."""
 WORTH = 1.15
-"""Most jobs accept a step that computes so many times as much: the smallest such budget is
-advised."""
+"""The smallest budget is advised at which a step has at most so many times the compute: most jobs
+accept that."""
 GAIN = 0.05
 """A budget that saves less of the peak is not advised."""
 REFINED = 3
-"""How often the gap between the advised budget and the next smaller one is halved. Otherwise a cost
-that is a percent higher, as it may be on another day, would decide on a tenth of the memory."""
+"""The number of bisections between the advised budget and the next smaller one. Otherwise a cost
+that is a percent higher, as on another day, would decide on a tenth of the memory."""
 ROOM = 1.05
-"""Of the smallest budget found: a smaller one is advised only where that alone saves GAIN."""
+"""Relative to the smallest budget found: a smaller one is advised only if no other saves GAIN."""
 GROWTH = 0.001
-"""Of the peak: a job that leaves more behind in each step doubles it in a thousand."""
+"""Of the peak: a job that leaves more behind in each step doubles it in a thousand steps."""
 MARGIN = 1.01
-"""More than the smallest budget found: a job is not played to the last detail."""
+"""The smallest budget is taken so much larger than found: a play differs from the job in
+details."""
 NEAR = (1, 0.99, 1.01)
-"""Near the smallest budget a play may fail, or end well, by chance: so most of these decide."""
+"""Near the smallest budget a play may fail, or succeed, by chance: so most of these decide."""
 REPEAT_SECONDS = 50e-6
-"""The most time that a recomputed operator takes beside its own, for evictions, searches and its
-start: 30 µs in the median of 21 runs of the bench's jobs, and less than this in 14."""
+"""The most overhead of a recomputed operator, for evictions, searches and its start: 30 µs in the
+median of 21 runs of the bench's jobs, and less than this in 14."""
 SPREAD = 0.1
-"""A step takes so much more or less in another process, even where those that were timed agree."""
+"""The difference of step times between processes, even if those that were timed agree."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,11 @@ class Outlook:
     Attributes:
         budget_bytes: of the job.
         share: of the activation memory.
-        first: the compute of a step before anything is learned, in terms of one without a budget;
-            None: it fails, or takes more than SLOWEST.
+        first: the compute of a step before anything is learned, relative to one without a budget;
+            None: it fails, or exceeds SLOWEST.
         later: the same once the step is learned; it works then, if not before.
         is_planned: whether by a plan with addresses.
-        seconds: the least and the most that a step is expected to take; None: no step was timed.
+        seconds: the expected range of a step; None: no step was timed.
     """
 
     budget_bytes: int
@@ -80,13 +81,12 @@ class Suggestion:
     Attributes:
         peak_bytes: without a budget.
         held_bytes: the memory that is held between two steps, by kind.
-        operators: of the step; 0: no step was repeated, and the end of the log stands for it.
-        outlooks: from the largest budget to the smallest that works; empty if the job grows, or no
-            step was seen, neither of an optimizer nor one that was repeated.
-        advised: the one that is advised; None: none that works saves GAIN of the peak, or the job
-            grows.
+        operators: of the step; 0: no step was repeated, and the end of the log represents it.
+        outlooks: from the largest budget to the smallest that works; empty if the job grows, or if
+            no step was seen, neither of an optimizer nor a repeated one.
+        advised: None: none that works saves GAIN of the peak, or the job grows.
         limit: the operator that needs the smallest budget; None: with less the job is too slow.
-        left: the memory that each step leaves allocated, the most first.
+        left: the memory that each step leaves allocated, the largest first.
     """
 
     peak_bytes: int
@@ -96,7 +96,7 @@ class Suggestion:
     advised: Outlook | None
     limit: Call | None
     at_peak: AtPeak | None
-    """Of a step that is repeated."""
+    """Of a repeated step."""
     left: Sequence[Left]
 
     @property
@@ -105,7 +105,7 @@ class Suggestion:
 
     @property
     def growth_bytes(self) -> int:
-        """The memory that each step leaves allocated; 0: too little to matter."""
+        """The memory that each step leaves allocated; 0 if it is negligible."""
         left_bytes = sum(each.size_bytes for each in self.left)
         return left_bytes if left_bytes > GROWTH * self.peak_bytes else 0
 
@@ -124,18 +124,18 @@ def suggest(
 
     Args:
         program: the log of some of its steps.
-        peak_bytes: the most that the job had allocated at once. If it had a budget, its peak
-            without one is larger, and is played.
+        peak_bytes: the most that the job had allocated at once. If it had a budget, its larger peak
+            without one is played.
         held_bytes: the memory that it holds between two steps, by kind.
         device: "cpu" or "cuda".
         chunk_bytes: the unit in which memory is mapped there; 0: a page.
         threads: that play at the same time.
-        steps: that the log has; 0: nobody said where they end.
-        step_seconds: of further ones, each, without a budget.
+        steps: in the log; 0: unknown.
+        step_seconds: of further steps, each, without a budget.
     """
 
     def run(budget_bytes: int | None) -> simulate.Run:
-        """Plays the log under a budget of the job, as long as that is no slower than SLOWEST."""
+        """Plays the log under a budget of the job, until it is slower than SLOWEST."""
         return simulate.run_log(
             program,
             budget_bytes=None if budget_bytes is None else max(0, budget_bytes - unseen_bytes),
@@ -276,7 +276,7 @@ def _bearable(repeated: float | None) -> float | None:
 
 
 def _limit(program: Program, run: simulate.Run) -> Call | None:
-    """Where it failed; None: it thrashed, or did not fail."""
+    """The failed operator; None: it thrashed, or did not fail."""
     operators = computed(program)
     if run.status != "oom" or run.model_ops >= len(operators):
         return None

@@ -1,4 +1,4 @@
-"""Where in a job's modules memory is taken and time is spent, alike modules together."""
+"""Memory and time by the modules of a job; similar modules count as one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _NUMBER = re.compile(r"\b\d+\b")
 
 
 class Where(NamedTuple):
-    """A module, with ``*`` for numbers in its path, as they count layers that are alike; and an
-    operator there, or what else holds memory. The module is ``""`` where it is not known."""
+    """A module, with ``*`` for numbers in its path, which count similar layers; and an operator
+    there, or another holder of memory. The module is ``""`` if it is not known."""
 
     module: str
     operator: str
@@ -32,14 +32,14 @@ class Where(NamedTuple):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The parts of the path; a number belongs to what it counts."""
+        """The parts of the path; a number belongs to the part before it."""
         return tuple(re.split(r"\.(?!\*)", self.module)) if self.module else ()
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an operator: in which module, by its path, and at which line of the job that was
-    called; "" is what the log does not say."""
+    """A call of an operator: its module, by its path, and the line of the job that called the
+    module; "" if the log does not say."""
 
     operator: str
     module: str
@@ -47,7 +47,7 @@ class Call:
 
 
 def call_of(program: Program, operator: int) -> Call:
-    """Of the operator with this index in a log."""
+    """The call of the operator with this index in a log."""
     place = program.places[program.operator_places[operator] if program.operator_places else 0]
     return Call(program.operator_names[program.operators[operator]], *place)
 
@@ -58,7 +58,7 @@ def where(entry: Kept | Repeats) -> Where:
 
 
 def bytes_by_place(entries: Iterable[Kept]) -> list[tuple[tuple[Where, bool], int]]:
-    """Sizes by place, and by whether what is there cannot be evicted, the largest first."""
+    """Sizes by place, and by whether the contents cannot be evicted, the largest first."""
     sizes: Counter[tuple[Where, bool]] = Counter()
     for entry in entries:
         sizes[where(entry), bool(entry.why)] += entry.size_bytes
@@ -66,7 +66,7 @@ def bytes_by_place(entries: Iterable[Kept]) -> list[tuple[tuple[Where, bool], in
 
 
 def repeats_by_place(entries: Iterable[Repeats]) -> list[tuple[Where, float, int]]:
-    """Seconds and times by place, what took longest first."""
+    """Seconds and times by place, the longest first."""
     found: dict[Where, tuple[float, int]] = {}
     for entry in entries:
         place = where(entry)
