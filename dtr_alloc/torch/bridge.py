@@ -1,10 +1,11 @@
 """Compiles and loads the torch bridge (native/bridge/), once per torch build.
 
-The bridge is a small C++ library on the headers that torch ships. c10's ABI changes between
-versions, so the library is compiled where it is used, on first use or by ``dtr-alloc build``, and
-kept in a folder (bridge_cache.py) under a name that identifies the build of torch (as Triton keeps
-its launchers). This takes seconds, and a line reports it. A wheel brings the bridges to some builds
-of torch (``make wheel``); they have the same names."""
+The bridge is a small C++ library on torch's headers. c10's ABI changes between versions, so the
+library is compiled on the user's machine, on first use or by ``dtr-alloc build``, and kept in a
+folder (bridge_cache.py) under a name that identifies the build of torch. This takes seconds, and a
+line reports it. A wheel contains the bridges to some builds of torch (``make wheel``), under the
+same names.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from dtr_alloc.torch.bridge_cache import Cache, candidates
 from dtr_alloc.torch_versions import BridgeError
 
 PACKAGED = Path(__file__).absolute().parents[1] / "bridges"
-"""The bridges that came with this package."""
+"""The folder of bridges in this package."""
 FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w")
 # A symbol that this torch does not have is an error now, not when it is first called.
 LINK_FLAGS = ("-Wl,--no-undefined",)
@@ -43,8 +44,8 @@ def _sources(device: str) -> list[Path]:
 def command(cxx: str, device: str, sources: list[Path], output: Path) -> list[str]:
     """The compiler's command line for a library against the installed torch.
 
-    Raises BridgeError if device is "cuda" and the headers or the library of CUDA's runtime are
-    nowhere to be found.
+    Raises BridgeError if device is "cuda" and the headers or the library of CUDA's runtime are not
+    found.
     """
     import torch
 
@@ -67,8 +68,8 @@ def command(cxx: str, device: str, sources: list[Path], output: Path) -> list[st
 def _cuda_headers() -> list[Path]:
     """Folders that together hold cuda_runtime.h and its includes.
 
-    The wheels that torch installs for CUDA 13 lack its crt/ folder, which comes with the
-    compiler (nvcc); a CUDA toolkit has it, and so has triton, which torch depends on.
+    torch's wheels for CUDA 13 lack the folder crt/, which comes with the compiler (nvcc); a CUDA
+    toolkit has it, and so has triton, a dependency of torch.
     """
     import torch
 
@@ -100,7 +101,7 @@ def _cuda_runtime() -> str:
 
 
 def library_name(device: str) -> str:
-    """The name of the bridge for this torch and these sources, whichever compiler makes it."""
+    """The name of the bridge for this torch and these sources, independent of the compiler."""
     import torch
 
     key = hashlib.sha256()
@@ -123,16 +124,22 @@ def kinds() -> list[str]:
 def status() -> dict[str, Any]:
     """The state of the bridge for the device that jobs use first, without building it: compiler,
     cached, path, reason."""
+
+    def found(path: Path | None, reason: str | None = None) -> dict[str, Any]:
+        place = None if path is None else str(path)
+        is_cached = reason is None
+        return {"compiler": compiler.find(), "cached": is_cached, "path": place, "reason": reason}
+
     try:
         import torch  # noqa: F401
     except ImportError as error:
-        return {"compiler": compiler.find(), "cached": False, "path": None, "reason": str(error)}
+        return found(None, str(error))
     name = library_name(kinds()[-1])
     cache, fault = _packaged(name)
-    path, reasons = PACKAGED / name, [fault] if fault else []
+    reasons = [fault] if fault else []
     if cache is not None:
         cache.close()
-        return {"compiler": compiler.find(), "cached": True, "path": str(path), "reason": None}
+        return found(PACKAGED / name)
     for folder in candidates():
         path = folder.absolute() / name
         try:
@@ -143,16 +150,11 @@ def status() -> dict[str, Any]:
                 reasons.append(str(error))
             continue
         if fault is None:
-            return {"compiler": compiler.find(), "cached": True, "path": str(path), "reason": None}
+            return found(path)
         if fault:
             reasons.append(f"{path} {fault}")
     reasons.append("compiled on first use" if compiler.find() else _no_compiler())
-    return {
-        "compiler": compiler.find(),
-        "cached": False,
-        "path": str(candidates()[0].absolute() / name),
-        "reason": "; ".join(reasons),
-    }
+    return found(candidates()[0].absolute() / name, "; ".join(reasons))
 
 
 def _no_compiler() -> str:
@@ -190,7 +192,7 @@ def build(device: str) -> Path:
 
 
 def _cache_with(name: str, device: str) -> Cache:
-    """A folder that has the bridge, which is compiled now if none has."""
+    """A folder that has the bridge, which is compiled now if necessary."""
     import torch
 
     if (reason := torch_versions.newer(torch.__version__)) is not None:
@@ -231,7 +233,7 @@ def _cache_with(name: str, device: str) -> Cache:
 
 
 def _cache_to_build_in() -> Cache:
-    """The first that can be used; says why those before it cannot."""
+    """The first usable folder; reports why those before it are not."""
     reasons = []
     for folder in candidates():
         try:
@@ -246,7 +248,7 @@ def _cache_to_build_in() -> Cache:
 
 
 def _compile(line: list[str], folder: int) -> None:
-    """Runs the compiler in the folder with this descriptor, where its temporary files go too."""
+    """Runs the compiler in the folder with this descriptor, which also gets its temporary files."""
     try:
         done = subprocess.run(
             line,
@@ -288,7 +290,7 @@ _MOST_RUNNING = 64
 
 
 def _as_c_names(operators: Sequence[tuple[str, str]]) -> tuple[Any, Any, ctypes.c_uint64]:
-    """Arrays of names and overloads, and how many there are."""
+    """Arrays of names and overloads, and their length."""
     names, overloads = (
         (ctypes.c_char_p * len(operators))(*[text.encode() for text in texts])
         for texts in (zip(*operators, strict=True) if operators else ((), ()))
@@ -297,14 +299,15 @@ def _as_c_names(operators: Sequence[tuple[str, str]]) -> tuple[Any, Any, ctypes.
 
 
 class Composite(IntEnum):
-    """How an operator is met that runs above the capture and uses memory itself (capture.cpp)."""
+    """The treatment of an operator that runs above the capture and uses memory itself
+    (capture.cpp)."""
 
     PINNED = 0
-    """Its integer arguments are kept resident while it runs."""
+    """Its integer arguments stay resident while it runs."""
     WHOLE = 1
     """It is one operator, and the capture does not see its calls."""
     WHOLE_WITHOUT_GRADIENT = 2
-    """The same where no gradient of its first argument is wanted."""
+    """The same if no gradient of its first argument is wanted."""
 
 
 class Bridge:
@@ -356,40 +359,40 @@ class Bridge:
         self._dropped_lock = threading.Lock()
 
     def connect(self, core_table: int) -> int:
-        """Hands in the address of the core's table; returns that of the framework's."""
+        """Passes the address of the core's table; returns that of the framework's."""
         table = self._library.dtr_bridge_connect(core_table)
         if not table:
             raise BridgeError(f"{self.path} speaks another version of the table than this core")
         return int(table)
 
     def install_cpu(self, on: bool) -> None:
-        """Makes the core the source of CPU tensor memory from now on, or stops that."""
+        """Begins or ends the core's allocation of CPU tensor memory."""
         self._library.dtr_bridge_install_cpu(on)
 
     def register_capture(self, device_type: str, by_mode: bool) -> bool:
-        """Makes operators known to the capture that come by at its dispatch key; by_mode: at that
-        of the dispatch mode. False if PyTorch uses that key."""
+        """Registers the capture at its dispatch key, or, by_mode, at that of the dispatch mode.
+        False if PyTorch uses the key."""
         return bool(self._library.dtr_bridge_register_capture(_C10_TYPES[device_type], by_mode))
 
     def let_pass(self, operators: Sequence[tuple[str, str]]) -> None:
-        """Has these operators, by name and overload, and no others go past the capture. Not while
+        """Lets exactly these operators, by name and overload, bypass the capture. Not while
         operators run."""
         self._library.dtr_bridge_let_pass(*_as_c_names(operators))
 
     def watch_composites(self, operators: Sequence[tuple[str, str]], kind: Composite) -> None:
-        """Has these operators, by name and overload, captured above their calls. Once, for good."""
+        """Captures these operators, by name and overload, above their calls. Once, for good."""
         self._library.dtr_bridge_watch_composites(*_as_c_names(operators), kind)
 
     def capture(self, on: bool) -> None:
-        """Whether operators that come by are recorded."""
+        """Begins or ends the recording of captured operators."""
         self._library.dtr_bridge_capture(on)
 
     def hold_others(self, seconds: float) -> None:
-        """Has operators that begin on other threads wait, for so long at most; 0: no longer."""
+        """Makes operators that begin on other threads wait, for so long at most; 0: no longer."""
         self._library.dtr_bridge_hold_others(int(seconds * 1e9))
 
     def running_elsewhere(self) -> list[str]:
-        """The operators that run on other threads, by name; "" where that is not known."""
+        """The operators that run on other threads, by name; "" if it is not known."""
         from dtr_alloc import costs  # needs the core, without which this module can be imported
 
         keys = (ctypes.c_uint64 * _MOST_RUNNING)()
@@ -397,20 +400,20 @@ class Bridge:
         return [costs.operator_name(key) for key in keys[:count]]
 
     def include_thread(self, on: bool) -> None:
-        """Whether operators of this thread come by, and of threads that autograd runs for it."""
+        """Includes or excludes operators of this thread, and of autograd's threads for it."""
         self._library.dtr_bridge_include_thread(on)
 
-    def follow_places(self, on: bool) -> None:
-        """Whether operators have the places that place() says, and autograd's those of the
-        operators whose gradients they compute."""
+    def follow_call_sites(self, on: bool) -> None:
+        """Gives operators the call site of set_call_site(), and those of a backward pass the call
+        sites of their forward operators."""
         self._library.dtr_bridge_follow_places(on)
 
-    def observe(self, more: int) -> None:
-        """So many observers of operators more, or fewer, read addresses from now on. 0: those that
-        are on when a session begins."""
+    def count_observers(self, more: int) -> None:
+        """Adds to the number of observers that read addresses before an operator. 0: counts those
+        that are on when a session begins."""
         self._library.dtr_bridge_observe(more)
 
-    def place(self, number: int) -> None:
+    def set_call_site(self, number: int) -> None:
         """The call site of this thread from now on, by its number for dtr_place; 0: none."""
         self._library.dtr_bridge_place(number)
 
@@ -418,28 +421,28 @@ class Bridge:
         """Whether an op log is written."""
         self._library.dtr_bridge_op_log(on)
 
-    def score(self, on: bool) -> None:
-        """Whether a Python callable chooses evictions, whose errors are to be explained."""
+    def use_python_score(self, on: bool) -> None:
+        """Whether a Python callable chooses evictions, so that its errors are explained."""
         self._library.dtr_bridge_score(on)
 
-    def set_tiny(self, size_bytes: int) -> None:
-        """Up to which size no storage is evicted: dtr_engine_options.tiny_bytes."""
+    def set_tiny_bytes(self, size_bytes: int) -> None:
+        """The largest size of storages that are never evicted: dtr_engine_options.tiny_bytes."""
         self._library.dtr_bridge_tiny(ctypes.c_uint64(size_bytes))
 
     def limit_repeats(self, most: int | None) -> None:
-        """How many operators may run again from now on; None: any number."""
+        """The number of operators that may still run again; None: any number."""
         self._library.dtr_bridge_limit_repeats(-1 if most is None else most)
 
-    def name(self, key: int, name: str) -> None:
-        """Gives the operator of a key, which Python implements, its name in messages."""
+    def set_name(self, key: int, name: str) -> None:
+        """Names an operator that Python implements, for messages."""
         self._library.dtr_bridge_name(ctypes.c_uint64(key), name.encode())
 
     def forget_rules(self) -> None:
-        """Has the rule of each operator asked for anew."""
+        """Makes the capture ask for each operator's rule again."""
         self._library.dtr_bridge_forget_rules()
 
     def forget_dropped(self, calls: dict[int, Any]) -> None:
-        """Removes the calls of Python's, by number, that nothing needs any more."""
+        """Removes Python's calls, by number, that are no longer needed."""
         with self._dropped_lock:
             forget = 0
             while taken := self._library.dtr_bridge_dropped_calls(

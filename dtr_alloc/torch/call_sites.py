@@ -67,7 +67,7 @@ class CallSites:
         microseconds a module, mostly in PyTorch, which calls modules with hooks by a slower
         path."""
         self._looks = 0
-        self._bridge.follow_places(True)
+        self._bridge.follow_call_sites(True)
         self._hooks.append(modules.register_module_forward_pre_hook(self._enter))
         self._hooks.append(modules.register_module_forward_hook(self._leave, always_call=True))
 
@@ -76,7 +76,7 @@ class CallSites:
         while self._hooks:
             self._hooks[-1].remove()
             self._hooks.pop()
-        self._bridge.follow_places(False)
+        self._bridge.follow_call_sites(False)
 
     def _enter(self, module: torch.nn.Module, _: object) -> None:
         if torch.compiler.is_compiling():
@@ -86,7 +86,7 @@ class CallSites:
             path = self._new_path(module)
         number = self._number(CallSite(path, _line()))
         self._of_thread.entered.append(number)
-        self._bridge.place(number)
+        self._bridge.set_call_site(number)
 
     def _leave(self, *_: object) -> None:
         if torch.compiler.is_compiling():
@@ -94,7 +94,7 @@ class CallSites:
         entered = self._of_thread.entered
         if entered:  # else it began before
             entered.pop()
-        self._bridge.place(entered[-1] if entered else 0)
+        self._bridge.set_call_site(entered[-1] if entered else 0)
 
     def _new_path(self, module: torch.nn.Module) -> str:
         """Finds the paths of all present modules. In a job that makes modules in each step, later

@@ -1,27 +1,27 @@
-"""Escapes: the ways in which a tensor's memory is read past the dispatcher.
+"""Escapes: accesses to a tensor's memory that bypass the dispatcher.
 
-Operators go through the recorder; ``numpy()``, ``data_ptr()``, DLPack and their like do not.
-While dtr_alloc is enabled they are replaced by functions that first make the storage resident:
+Operators go through the recorder; ``numpy()``, ``data_ptr()``, DLPack and the like do not. While
+dtr_alloc is enabled they are replaced by functions that first make the storage resident:
 
-- those that *give the address away* also pin the storage until it dies, make it a constant, and
-  have the engine watch its content (others may write to it). Inside of an operator that Python
-  implements, who asks for a bare address is taken to launch a kernel: the storage is pinned until
-  the operator ends;
-- those that *share* it by a protocol made for that (DLPack, ``__cuda_array_interface__``) do so,
-  too; where a content cannot be watched, which is everywhere but on the CPU, they also have all
-  that depends on it computed, and nothing is computed from it again;
-- those that only *read* leave it as it was;
-- those that *write* have all that depends on the content computed before;
-- those that put a *generator* elsewhere are noted inside of an operator that runs again;
-- those that *swap* the memory of two storages give both addresses away and write to both, and the
-  engine looks where the two are then.
+- Those that *give the address away* also pin the storage until it dies, make it a constant, and
+  have the engine watch its content, which others may overwrite. Inside of an operator that Python
+  implements, a request for a bare address is taken for a kernel launch: the storage is pinned until
+  the operator ends.
+- Those that *share* it by a protocol for that (DLPack, ``__cuda_array_interface__``) do the same.
+  If the content cannot be watched, which is everywhere but on the CPU, all its dependents are
+  computed first, and nothing is computed from it later.
+- Those that only *read* leave it as it was.
+- Those that *write* have all dependents of the content computed before.
+- Those that *move a generator* are noted inside of an operator that runs again.
+- Those that *swap* the memory of two storages give both addresses away and write to both, and the
+  engine then follows both.
 
-They are replaced where PyTorch implements them, in the types that are built in, so that a call by
-the class (``torch._C.TensorBase.data_ptr(tensor)``) is guarded, too.
+They are replaced where PyTorch implements them, in built-in types, so a call by the class
+(``torch._C.TensorBase.data_ptr(tensor)``) is guarded, too.
 
-What is not caught here meets a storage whose every access throws (native/bridge/), so it fails
-with a message and never reads garbage; or it has the address from before, and what it writes there
-is noticed on the CPU (native/graph/contents.h).
+Other accesses meet a storage whose every access throws (native/bridge/): they fail with a message
+and never read garbage. Or they have an earlier address, and writes to it are noticed on the CPU
+(native/graph/contents.h).
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ _over_storage = torch._C.TensorBase.set_
 _undo: list[Callable[[], None]] = []
 
 _pins: ContextVar[list[Any] | None] = ContextVar("pins", default=None)
-"""Who asks for an address inside of addresses_not_kept(): the tensors, and what pins them. A
-context is left by C code, so this cannot outlast it, whatever is raised."""
+"""The tensors whose addresses were requested inside of addresses_not_kept(), with their pins. C
+code leaves a context, so this cannot outlast it, whatever is raised."""
 
 
 @contextmanager
 def _beside_torch_function() -> Iterator[None]:
-    """Inside of it nothing goes to a subclass's ``__torch_function__``; behind it the next call
-    does not, either, if it would not have (torch.overrides.redispatch_function, torch 2.13)."""
+    """Inside, nothing goes to a subclass's ``__torch_function__``. Afterwards the next call does
+    not, either, if it would not have before (torch.overrides.redispatch_function, torch 2.13)."""
     peek = getattr(torch._C, "_peek_should_skip_torch_function", None)
     skips = peek is not None and peek()
     with torch._C.DisableTorchFunction():
@@ -76,7 +76,7 @@ def _beside_torch_function() -> Iterator[None]:
 
 
 def install(runtime: Session) -> None:
-    """Puts the guards in place. Once; see uninstall."""
+    """Installs the guards. Once; see uninstall."""
 
     def whole(storage: UntypedStorage) -> Tensor | None:
         """A tensor over a storage of the managed device; the storage becomes resident."""
@@ -92,7 +92,7 @@ def install(runtime: Session) -> None:
             return _over_storage(empty, storage, 0, (storage.nbytes(),), (1,))
 
     def managed(subject: Any) -> Tensor | None:
-        """The tensor that a subject is, or a tensor over the storage that it is."""
+        """The tensor of a subject, or a tensor over its storage."""
         if isinstance(subject, TypedStorage):
             subject = subject._untyped_storage
         tensor = whole(subject) if isinstance(subject, UntypedStorage) else subject
@@ -109,14 +109,12 @@ def install(runtime: Session) -> None:
         elif not (bare and runtime.recorder.keep_inside(tensor)):
             runtime.give_away(tensor)
 
-    gives_address = functools.partial(gives_away, bare=True)
-
     def shares(subject: Any) -> None:
         if (tensor := managed(subject)) is not None:
             runtime.share(tensor)
 
-    def reading(subjects: Iterable[Any]) -> list[Any]:
-        """Pins what will be read: printing, say, makes room for its own temporaries."""
+    def pinned(subjects: Iterable[Any]) -> list[Any]:
+        """Pins for a read: printing, for example, makes room for its own temporaries."""
         return [
             runtime.pin_for_a_while(tensor)
             for subject in subjects
@@ -128,28 +126,29 @@ def install(runtime: Session) -> None:
             if (tensor := managed(subject)) is not None:
                 runtime.recorder.settle(tensor)
 
-    def guard_giver(owner: Any, name: str, gives: Any = gives_away, put: Any = setattr) -> None:
+    def guard(
+        owner: Any,
+        name: str,
+        guarding: Callable[[Callable[..., Any]], Callable[..., Any]],
+        put: Any = setattr,
+    ) -> None:
+        """Replaces a function, if there is one."""
         original = getattr(owner, name, None)
-        if original is None:
-            return
+        if original is not None:
+            replace(owner, name, functools.wraps(original)(guarding(original)), put)
 
-        @functools.wraps(original)
+    def giving(original: Callable[..., Any], gives: Any = gives_away) -> Callable[..., Any]:
         def guarded(subject: Any, *args: Any, **kwargs: Any) -> Any:
             with _beside_torch_function():
                 gives(subject)
             return original(subject, *args, **kwargs)
 
-        replace(owner, name, guarded, put)
+        return guarded
 
-    def guard_reader(owner: Any, name: str, put: Any = setattr, writes: bool = False) -> None:
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-
-        @functools.wraps(original)
+    def reading(original: Callable[..., Any], writes: bool = False) -> Callable[..., Any]:
         def guarded(*args: Any, **kwargs: Any) -> Any:
             with _beside_torch_function():
-                pins = reading((*args, *kwargs.values()))
+                pins = pinned((*args, *kwargs.values()))
             try:
                 if writes:
                     settle(args[:1])
@@ -157,14 +156,9 @@ def install(runtime: Session) -> None:
             finally:
                 pins.clear()
 
-        replace(owner, name, guarded, put)
+        return guarded
 
-    def guard_swapper(owner: Any, name: str, put: Any) -> None:
-        original = getattr(owner, name, None)
-        if original is None:
-            return
-
-        @functools.wraps(original)
+    def swapping(original: Callable[..., Any]) -> Callable[..., Any]:
         def guarded(*swapped: Any) -> Any:
             for subject in swapped:
                 gives_away(subject)
@@ -174,35 +168,40 @@ def install(runtime: Session) -> None:
             finally:
                 settle(swapped)
 
-        replace(owner, name, guarded, put)
+        return guarded
 
+    giving_address = functools.partial(giving, gives=functools.partial(gives_away, bare=True))
+    sharing = functools.partial(giving, gives=shares)
+    writing = functools.partial(reading, writes=True)
     in_base = runtime.bridge.set_member
     tensors, storages = torch._C.TensorBase, torch._C.StorageBase
-    for base, give_address, give_away, reads, writes in (
-        (tensors, TENSOR_GIVES_ADDRESS, TENSOR_GIVES_AWAY, TENSOR_READS, TENSOR_WRITES),
-        (storages, STORAGE_GIVES_ADDRESS, STORAGE_GIVES_AWAY, STORAGE_READS, STORAGE_WRITES),
+    for base, guarding, names in (
+        (tensors, giving_address, TENSOR_GIVES_ADDRESS),
+        (tensors, giving, TENSOR_GIVES_AWAY),
+        (tensors, reading, TENSOR_READS),
+        (tensors, writing, TENSOR_WRITES),
+        (storages, giving_address, STORAGE_GIVES_ADDRESS),
+        (storages, giving, STORAGE_GIVES_AWAY),
+        (storages, reading, STORAGE_READS),
+        (storages, writing, STORAGE_WRITES),
+        (storages, swapping, STORAGE_SWAPS),
+        (
+            torch._C.Generator,
+            functools.partial(giving, gives=runtime.recorder.lend),
+            GENERATOR_MOVES,
+        ),
     ):
-        for name in give_address:
-            guard_giver(base, name, gives_address, in_base)
-        for name in give_away:
-            guard_giver(base, name, put=in_base)
-        for name in reads:
-            guard_reader(base, name, in_base)
-        for name in writes:
-            guard_reader(base, name, in_base, writes=True)
-    for name in STORAGE_SWAPS:
-        guard_swapper(storages, name, in_base)
-    for name in GENERATOR_MOVES:
-        guard_giver(torch._C.Generator, name, runtime.recorder.lend, in_base)
-    # ``storage[i] = 0`` does not look the method up, but where a class of Python has it.
-    guard_reader(UntypedStorage, "__setitem__", writes=True)
+        for name in names:
+            guard(base, name, guarding, in_base)
+    # ``storage[i] = 0`` does not look the method up, except where a class of Python has it.
+    guard(UntypedStorage, "__setitem__", writing)
     replace(storages, "__setitem__", UntypedStorage.__setitem__, in_base)
-    guard_reader(Tensor, "__repr__")
-    guard_reader(Tensor, "__format__")
-    guard_giver(Tensor, "__dlpack__", shares)
-    guard_giver(torch.utils.dlpack, "to_dlpack", shares)
-    guard_giver(torch, "to_dlpack", shares)
-    guard_giver(torch._C, "_data_address", gives_address)
+    guard(Tensor, "__repr__", reading)
+    guard(Tensor, "__format__", reading)
+    guard(Tensor, "__dlpack__", sharing)
+    guard(torch.utils.dlpack, "to_dlpack", sharing)
+    guard(torch, "to_dlpack", sharing)
+    guard(torch._C, "_data_address", giving_address)
 
     # A table of C functions that give addresses away past __dlpack__(). Who finds none asks that.
     _remove(Tensor, "__dlpack_c_exchange_api__")
@@ -228,8 +227,8 @@ def install(runtime: Session) -> None:
 
 
 def addresses_not_kept(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function. Whoever asks for an address inside, on this thread, needs it no longer than
-    inside."""
+    """Calls a function. Addresses that are requested inside, on this thread, are needed no longer
+    than inside."""
     pins: list[Any] = []
 
     def call() -> Any:
@@ -243,7 +242,7 @@ def addresses_not_kept(function: Callable[..., Any], *args: Any, **kwargs: Any) 
 
 
 def uninstall() -> None:
-    """Puts back what install replaced. Whoever is interrupted calls it again."""
+    """Takes back the replacements of install. After an interrupt it can be called again."""
     while _undo:
         _undo[-1]()
         _undo.pop()
@@ -251,8 +250,8 @@ def uninstall() -> None:
 
 @functools.cache
 def raise_where_content_is_lost(bridge: Any) -> None:
-    """For good, and while no guard is in place: PyTorch lets no exception out of this method, so
-    that a storage whose access throws would end the process."""
+    """For good, and while no guard is installed: PyTorch lets no exception out of this method, so a
+    storage whose access throws would end the process."""
     base: Any = torch._C.StorageBase
     is_shared, data_ptr = base.is_shared, base.data_ptr
 
@@ -265,12 +264,12 @@ def raise_where_content_is_lost(bridge: Any) -> None:
 
 
 def undo_later(undo: Callable[[], None]) -> None:
-    """Has uninstall() call it. More calls of it must do nothing: uninstall() may be interrupted."""
+    """Makes uninstall() call a function. It must be repeatable: uninstall() may be interrupted."""
     _undo.append(undo)
 
 
 def replace(owner: Any, name: str, value: Any, put: Callable[..., None] = setattr) -> None:
-    """Puts a value in an attribute's place until uninstall(); put does so."""
+    """Replaces an attribute until uninstall(), by ``put``."""
     own = vars(owner).get(name)
 
     def put_back() -> None:

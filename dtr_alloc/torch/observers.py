@@ -30,7 +30,7 @@ _KINDS = (
 
 def install(runtime: Session) -> None:
     """Follows which observers are on, until escapes.uninstall()."""
-    observe = runtime.bridge.observe
+    observe = runtime.bridge.count_observers
 
     def beginning(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

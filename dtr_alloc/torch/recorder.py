@@ -323,7 +323,7 @@ class Recorder:
         key = self._keys.get(name)
         if key is None:
             unsigned = operator_key(name)
-            self._bridge.name(unsigned, name)
+            self._bridge.set_name(unsigned, name)
             key = self._keys[name] = signed(unsigned)
         return key
 

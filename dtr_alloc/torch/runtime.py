@@ -88,7 +88,7 @@ class Runtime:
         self.call_sites = CallSites(self.bridge)
         self.recorder.explain = self._explain
         self.recorder.drain_log = self._drain_log
-        self.bridge.score(self.scorer is not None)
+        self.bridge.use_python_score(self.scorer is not None)
         self.log: OpLogRecorder | None = None
         self.recording: Recording | None = None
         self.timeline: Timeline | None = None
@@ -172,8 +172,8 @@ class Runtime:
         check(lib.dtr_engine_configure(self.engine, ours))
         del self._scorers[:-1]
         self.config = config
-        self.bridge.score(scorer is not None)
-        self.bridge.set_tiny(config.debug.tiny)
+        self.bridge.use_python_score(scorer is not None)
+        self.bridge.set_tiny_bytes(config.debug.tiny)
 
     @property
     def scorer(self) -> Scorer | None:
