@@ -32,6 +32,17 @@ class Damaged(ValueError):
 
 
 @contextmanager
+def errors_as(kind: type[Exception], path: str | os.PathLike[str]) -> Iterator[None]:
+    """Raises an error that names the file for what is too much, damaged, or fills the memory."""
+    try:
+        yield
+    except (TooMuch, Damaged) as error:
+        raise kind(f"{os.fspath(path)}: {error}") from None
+    except MemoryError:
+        raise kind(f"{os.fspath(path)}: {OUT_OF_MEMORY}") from None
+
+
+@contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """A file as bytes, unpacked if gzip made it, which its first bytes say.
 

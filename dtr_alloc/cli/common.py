@@ -107,10 +107,10 @@ def each_once(option: str, texts: Sequence[str], parse: Callable[[str], Iterable
 
 def json_object(path: Path, most_bytes: int) -> dict[str, Any]:
     """The JSON object in a file of so many bytes at most. Raises InputError, and OSError."""
+    with bounded.errors_as(InputError, path):
+        text = bounded.read_bytes(path, most_bytes)
     try:
-        document = json.loads(bounded.read_bytes(path, most_bytes))
-    except bounded.TooMuch as error:
-        raise InputError(f"{path}: {error}") from None
+        document = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path}: it is not JSON: {error}") from None
     if not isinstance(document, dict):

@@ -33,11 +33,8 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
     if not Path(path).is_file():  # a pipe may never answer, and could be read only once
         os.stat(path)
         raise TraceError(f"{os.fspath(path)} is no regular file")
-    try:
-        with bounded.opened(path) as file:
-            head = file.read(_HEAD_BYTES)
-    except bounded.Damaged as error:
-        raise TraceError(f"{os.fspath(path)}: {error}") from None
+    with bounded.errors_as(TraceError, path), bounded.opened(path) as file:
+        head = file.read(_HEAD_BYTES)
     if head.startswith(trace_file.MAGIC[:2]):
         trace = trace_file.read(path, allow_truncated=allow_truncated)
     elif rmm.is_log(head):

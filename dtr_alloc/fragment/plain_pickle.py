@@ -36,13 +36,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     Raises TraceError for a file that is no pickle, damaged, cut off, too large or holds anything
     else; OSError if it cannot be opened.
     """
-    try:
-        with bounded.opened(path) as file:
-            data = BytesIO(bounded.rest(file, MOST_BYTES))
-    except (bounded.TooMuch, bounded.Damaged) as error:
-        raise TraceError(f"{os.fspath(path)}: {error}") from None
-    except MemoryError:
-        raise TraceError(f"{os.fspath(path)}: {bounded.OUT_OF_MEMORY}") from None
+    with bounded.errors_as(TraceError, path), bounded.opened(path) as file:
+        data = BytesIO(bounded.rest(file, MOST_BYTES))
     try:
         return _Unpickler(data).load()
     except (IndexError, EOFError, struct.error, pickle.UnpicklingError) as error:

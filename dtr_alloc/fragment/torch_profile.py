@@ -77,11 +77,9 @@ def read(path: str | os.PathLike[str]) -> Profile:
     """
     place = os.fspath(path)
     try:
-        with bounded.opened(path) as file:
+        with bounded.errors_as(TraceError, path), bounded.opened(path) as file:
             found = msgspec.json.decode(bounded.rest(file, MOST_BYTES), type=_Document)
-    except MemoryError:
-        raise TraceError(f"{place}: {bounded.OUT_OF_MEMORY}") from None
-    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise TraceError(f"{place} is no trace of torch.profiler: {error}") from None
     base_ns = found.base_time_nanoseconds
     profile = Profile([], [])

@@ -87,11 +87,8 @@ def read(path: str | os.PathLike[str]) -> Trace:
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The snapshot in a file: ``segments``, ``device_traces``, ``allocator_settings``,
     ``external_annotations``; their parts are not checked. Raises as read()."""
-    try:
-        with bounded.opened(path) as file:
-            is_json = _is_json(file.read(_HEAD_BYTES))
-    except bounded.Damaged as error:
-        raise TraceError(f"{os.fspath(path)}: {error}") from None
+    with bounded.errors_as(TraceError, path), bounded.opened(path) as file:
+        is_json = _is_json(file.read(_HEAD_BYTES))
     found = _json(path) if is_json else plain_pickle.load(path)
     if isinstance(found, list):  # torch.cuda.memory_snapshot(): no history
         found = {"segments": found}
@@ -122,15 +119,10 @@ def _is_json(head: bytes) -> bool:
 
 def _json(path: str | os.PathLike[str]) -> Any:
     try:
-        with bounded.opened(path) as file:
+        with bounded.errors_as(TraceError, path), bounded.opened(path) as file:
             return msgspec.json.decode(bounded.rest(file, MOST_JSON_BYTES))
-    except MemoryError:
-        reason = bounded.OUT_OF_MEMORY
-    except (bounded.TooMuch, bounded.Damaged) as error:
-        reason = str(error)
     except (msgspec.MsgspecError, RecursionError) as error:
-        reason = f"no JSON of a snapshot: {error}"
-    raise TraceError(f"{os.fspath(path)}: {reason}")
+        raise TraceError(f"{os.fspath(path)}: no JSON of a snapshot: {error}") from None
 
 
 def to_trace(snapshot: dict[str, Any]) -> Trace:

@@ -1,4 +1,4 @@
-"""The largest batch that a budget trains at a bearable price."""
+"""The largest batch that a budget trains at an acceptable cost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dtr_alloc.core import StateError
 from dtr_alloc.torch.api import active, stats
 
 _STEPS = 2
-"""The first one at a size may make what later ones find, such as an optimizer's state."""
+"""Steps of one size. The first may make an optimizer's state, for example."""
 _PARTS = 8
-"""How finely the sizes between two powers of two are tried."""
+"""The number of sizes between two powers of two that may be tried."""
 
 
 def find_batch_size(
@@ -25,9 +25,9 @@ def find_batch_size(
     slowdown: float = 1.5,
     most: int | None = None,
 ) -> int:
-    """The largest batch whose steps fit the budget without computing too much again.
+    """The largest batch whose steps fit the budget without too much recomputation.
 
-    Sizes are doubled from ``start`` on, or halved if that is too large, and those between the
+    Sizes are doubled from ``start`` on, or halved if that is too large; then those between the
     largest that fits and the smallest that does not are tried by bisection, in eighths::
 
         def try_batch(size):
@@ -37,24 +37,24 @@ def find_batch_size(
 
         size = dtr_alloc.find_batch_size(try_batch, start=8, slowdown=1.3)
 
-    What decides is the cost of the operators, so it does not matter what else the machine does: a
-    slowdown of 1.3 means that three tenths of a step's own compute run again. Evicting and choosing
-    take time beyond that; steps that are learned later run less again. What runs out of memory in a
-    trial is forgotten, and the session goes on. Ranks would each find a size of their own: let one
-    find it, without collectives.
+    The cost of operators decides, so other programs on the machine do not matter: a slowdown of 1.3
+    means that three tenths of a step's own compute run again. Evictions and searches take more
+    time; steps that are learned later recompute less. An out-of-memory error in a trial is
+    forgotten, and the session goes on. Ranks would each find a size of their own: let one find it,
+    without collectives.
 
     Args:
         try_batch: runs one step with a batch of so many samples; called twice for each size. It
-            trains what it trains: make the model, or load its state, again afterwards. Gradients of
-            a step that ran out of memory are left in part.
+            trains the model: make the model, or load its state, again afterwards. After an
+            out-of-memory error, gradients are incomplete.
         start: the first size; 1 or more.
-        slowdown: how many times the compute of its own operators a step may take; 1 (nothing is
-            computed again) or more. Above the setting ``thrash`` that one decides.
+        slowdown: the most compute of a step, relative to its own operators; 1 (nothing is
+            recomputed) or more. The setting ``thrash`` is a limit, too.
         most: the largest size; by default 1024 times ``start``.
 
     Raises torch.OutOfMemoryError if the smallest batch is too large, StateError without a session
-    or if its budget is unlimited, ConfigError for arguments out of their range, and whatever else
-    ``try_batch`` raises.
+    or with an unlimited budget, ConfigError for arguments out of their range, and all errors of
+    ``try_batch``.
     """
     _check_arguments(start, slowdown, most)
     active()
@@ -111,7 +111,7 @@ def _check_arguments(start: int, slowdown: float, most: int | None) -> None:
 
 
 def _compute_ratio(try_batch: Callable[[int], object], size: int) -> float:
-    """What the last of some steps computed, over what its own operators did."""
+    """The compute of the last of some steps, relative to its own operators."""
     for _ in range(_STEPS):
         before = stats()
         try_batch(size)
@@ -123,12 +123,12 @@ def _compute_ratio(try_batch: Callable[[int], object], size: int) -> float:
 
 
 def graph_forgetter() -> Callable[[], None]:
-    """What frees the graphs of backwards that raised on this thread, if they are younger than this
-    call.
+    """Returns a function that frees the graphs of backward passes that raised on this thread, if
+    they are younger than this call.
 
-    PyTorch leaves the tasks that it had not run in this thread's queue, and with them the graph
-    and what it saved. They are thrown away when they come to the front of the queue, where the
-    youngest stand: so a backward through the oldest graph there is makes room for all of them.
+    PyTorch leaves their remaining tasks in this thread's queue, with the graph and its saved
+    tensors. They are thrown away when they come to the front of the queue, which has the youngest
+    first: a backward pass through the oldest graph removes all of them.
     """
     with torch.inference_mode(False), torch.enable_grad():
         oldest = torch.ones((), requires_grad=True) * 1

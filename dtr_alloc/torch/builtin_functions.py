@@ -1,11 +1,11 @@
-"""Functions of C in whose place another function is called, by whoever has them.
+"""Redirects calls of functions of C to other functions, for all callers.
 
-A function that C code gives to Python may be anywhere: in its module, in what was imported from
-there, in a dictionary. So it is not replaced but changed. What it is redirected to is kept as its
-``__self__``, and CPython's PyObject_Call, which calls that, stands in the place of its code.
+References to a function of C may be anywhere: in its module, in importing modules, in a dictionary.
+So the function is not replaced but changed. Its ``__self__`` becomes the other function, and its
+code becomes CPython's PyObject_Call, which calls that.
 
 Upstream: CPython, Include/cpython/methodobject.h, PyCFunctionObject; Objects/methodobject.c,
-cfunction_call(). The interpreter looks at a function's flags in each call.
+cfunction_call(). The interpreter reads a function's flags in each call.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _call = ctypes.cast(ctypes.pythonapi.PyObject_Call, _address).value
 
 
 def can_be_redirected(function: Any) -> bool:
-    """Whether it is a function of C, of the layout that is known, that is not redirected."""
+    """Whether it is a function of C, of the known layout, that is not redirected."""
     if type(function) is not BuiltinFunctionType:
         return False
     if BuiltinFunctionType.__basicsize__ != ctypes.sizeof(_Function):
@@ -65,11 +65,11 @@ def can_be_redirected(function: Any) -> bool:
 
 
 class Redirection:
-    """A function of C in whose place another one is called, between start() and undo().
+    """Redirects a function of C between start() and undo().
 
     Args:
         function: for which can_be_redirected() holds.
-        to: is given a copy of the function that does what it does; returns a function of Python.
+        to: takes a copy of the function, and returns a function of Python.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Redirection:
         self._bridge.exchange(self._function, self._other)
 
     def undo(self) -> None:
-        """More calls do nothing, nor does one before start()."""
+        """May be called again, and before start()."""
         if _of(self._function).self == id(self._called):
             self._bridge.exchange(self._function, self._other)
             _let_go(self._called)

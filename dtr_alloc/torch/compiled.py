@@ -1,18 +1,19 @@
-"""Compiled graphs: how what torch.compile made of a region is recorded.
+"""Records the graphs of torch.compile.
 
 Inductor's graphs, of the forward and of the backward pass, are functions of their inputs: they
-allocate their results past the dispatcher and launch kernels on bare addresses. There are two ways:
+allocate their results without the dispatcher and launch kernels on bare addresses. There are two
+ways:
 
 - *As one operator* (Recorder.run), without a limit, and for graphs of Triton's kernels. The graph's
   inputs are brought back first; its results, saved activations among them, can be evicted, and are
-  computed again by calling the graph again. It costs what one operator costs, but all that the
-  graph holds at a time must fit into the budget.
-- *Kernel by kernel* (dtr_alloc/torch/kernels.py), under a budget: so a graph can be larger than the
-  budget, and what comes back is what is needed and no more.
+  recomputed by calling the graph again. This costs as much as one operator, but all memory of the
+  graph must fit into the budget at once.
+- *Kernel by kernel* (dtr_alloc/torch/kernels.py), under a budget: a graph can be larger than the
+  budget, and only necessary contents come back.
 
-Random numbers that a graph draws by operators are drawn again (native/bridge/draws.h). Operators of
-custom libraries that it calls are tried as elsewhere (native/bridge/trial.h). If one of them is not
-repeated, neither is the graph: what it gives is a constant.
+Random numbers that a graph draws by operators are drawn again (native/bridge/draws.h). Its
+operators of custom libraries are tried as elsewhere (native/bridge/trial.h). If one of them is not
+repeated, neither is the graph: its results are constants.
 
 Backends that run operators one by one (eager, aot_eager) need none of this.
 
@@ -44,7 +45,7 @@ _runtime: Session | None = None
 
 
 def start(runtime: Session) -> None:
-    """Has the graphs recorded that inductor has compiled and will compile, until stop()."""
+    """Records inductor's present and future graphs, until stop()."""
     global _runtime
     _runtime = runtime
     if (module := sys.modules.get(_MODULE)) is not None:
@@ -54,7 +55,7 @@ def start(runtime: Session) -> None:
 
 
 def stop() -> None:
-    """From now on graphs run as they are."""
+    """Graphs run unrecorded."""
     global _runtime
     _runtime = None
 
@@ -64,7 +65,7 @@ def _current() -> Recorder | None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Hooks inductor when it is imported, which takes seconds, so most jobs never do it."""
+    """Hooks inductor when it is imported. The import takes seconds, and most jobs never make it."""
 
     _is_looking = False
 
@@ -122,12 +123,12 @@ def _hook(module: ModuleType) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """What its source tells of a graph.
+    """A graph, by its source.
 
     Attributes:
-        name: the same for the same graph in every process: costs are kept by it.
-        overwritten: positions of the inputs that hold something else after a call.
-        kernels: its kernels, if they can be recorded one by one.
+        name: the same in every process, as costs are kept by it.
+        overwritten: positions of the inputs that a call overwrites.
+        kernels: if they can be recorded one by one.
     """
 
     name: str

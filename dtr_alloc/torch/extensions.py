@@ -1,18 +1,18 @@
-"""Functions of C++ extensions, which read and write tensors by their addresses.
+"""Functions of C++ extensions, which access tensors by their addresses.
 
-A function that an extension gives to Python past the dispatcher (pybind11, the C API) is no
-operator. While dtr_alloc is enabled, those of modules that link to PyTorch, and the methods of
-their classes, have the tensors of their arguments resident while they run, whoever calls them
-(builtin_functions.py). For the engine such a call is an operator that reads them, so that it knows
-when they are needed, in a step with a plan, too. The operators inside are recorded as ever. What
-they make stays in memory until the function returns.
+A function that an extension gives to Python without the dispatcher (pybind11, the C API) is not an
+operator. While dtr_alloc is enabled, such functions of modules that link to PyTorch, and the
+methods of their classes, have their tensor arguments resident while they run, whoever calls them
+(builtin_functions.py). The engine sees a call as an operator that reads these tensors, so it knows
+when they are needed, also in a step with a plan. Operators inside are recorded as usual. Their
+results stay in memory until the function returns.
 
-It may overwrite what it is given. What it does is looked for in the first calls of a kind, before
-the engine is told of it. What is overwritten from then on is a constant, and so are the results of
-these calls, and those of others where writes to what operators made are not noticed, as they are on
-the CPU (native/graph/contents.h). What a trusted function (custom_operators.trust) gives and
-overwrites is computed again by calling it. Where autograd has to look inside, a function is taken
-to call operators only.
+A function may overwrite its arguments. The first calls of a kind show which, before the engine sees
+any. These arguments are constants from then on, and so are the results of such calls. The results
+of other calls are constants, too, unless writes to results of operators are noticed, as on the CPU
+(native/graph/contents.h). The results and overwritten arguments of a trusted function
+(custom_operators.trust) are recomputed by calling it. A function whose arguments want gradients is
+assumed to call operators only.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from dtr_alloc.torch.session import Session
 _OURS_AND_PYTORCHS = ("torch", "functorch", "dtr_alloc")
 _Kind: TypeAlias = tuple[Any, ...]
 _LOOKS = 3
-"""At what the calls of a kind overwrite; and as many at whether they write past the operators."""
+"""The calls of a kind that are examined for overwritten arguments; and for writes outside of
+operators."""
 
 
 def install(runtime: Session) -> None:
-    """Guards the functions of the extensions that are imported, and of those that will be, until
-    escapes.uninstall(). Once."""
+    """Guards the functions of the present extensions, and of later ones, until escapes.uninstall().
+    Once."""
     execute = ExtensionFileLoader.exec_module
 
     @functools.wraps(execute)
@@ -60,7 +61,7 @@ def install(runtime: Session) -> None:
 
 
 def _guard_functions(runtime: Session, module: ModuleType) -> None:
-    """Once more it does nothing."""
+    """Does nothing the second time."""
     loader = getattr(getattr(module, "__spec__", None), "loader", None)
     if not isinstance(loader, ExtensionFileLoader):
         return
@@ -98,8 +99,8 @@ def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:
 
 @functools.cache
 def _is_an_extension(path: str) -> bool:
-    """Whether a shared library, if it is still there, names PyTorch's among those that it needs.
-    Not inductor's, whose graphs and kernels are recorded otherwise (compiled.py, kernels.py)."""
+    """Whether a shared library, if it still exists, needs PyTorch's libraries. Inductor's do not
+    count, as their graphs and kernels are recorded otherwise (compiled.py, kernels.py)."""
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
             links = content.find(b"libc10.so") >= 0 or content.find(b"libtorch") >= 0
@@ -244,7 +245,7 @@ def _end(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def _kind(leaves: list[Any]) -> _Kind:
-    """Of a call, by its arguments: calls of a kind overwrite the same ones."""
+    """The kind of a call, by its arguments: calls of a kind overwrite the same ones."""
     return tuple(
         leaf if isinstance(leaf, bool | str | None) else getattr(leaf, "dtype", type(leaf))
         for leaf in leaves
@@ -265,7 +266,7 @@ def _same_bits(a: Tensor, b: Tensor) -> bool:
 
 
 def _never_compiled(function: Any) -> None:
-    """Has Dynamo skip a function, with all that it calls."""
+    """Makes Dynamo skip a function, with all that it calls."""
     dynamo = torch._C._dynamo.eval_frame
     skip = dynamo._FrameAction.SKIP
     both = dynamo._FrameExecStrategy(skip, skip)

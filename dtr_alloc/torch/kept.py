@@ -1,5 +1,5 @@
-"""Accounts in words: contents that fill the memory, contents that are kept and the reasons (the
-engine's, dtr/storage.h, or those of an operator's rule), and operators that ran again."""
+"""Accounts in words: the contents of the memory, kept contents and the reasons (the engine's,
+dtr/storage.h, or those of an operator's rule), and operators that ran again."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def kept(runtime: Session, at_peak: bool = False) -> list[Kept]:
 
 
 def fullest(runtime: Session) -> list[Kept]:
-    """What filled the memory when most of it was in use, to a sixteenth, the largest first; with no
-    reason where it could be evicted."""
+    """The contents at the peak of memory, to a sixteenth, the largest first; without a reason if
+    they could be evicted."""
     return _listed(runtime, lib.DTR_HOLDERS_FULLEST, lambda _: True)
 
 
 def _listed(runtime: Session, when: int, counts: Callable[[int], bool]) -> list[Kept]:
-    """Of what is kept for a reason that counts."""
+    """Holders whose reason counts."""
     ask = partial(lib.dtr_engine_holders, runtime.engine, when)
     holders = [
         (holder.size_bytes, holder.why_kept, holder.op_key, holder.place)
@@ -76,7 +76,7 @@ def _listed(runtime: Session, when: int, counts: Callable[[int], bool]) -> list[
 
 
 def repeats(runtime: Session) -> list[Repeats]:
-    """What ran again in the session, if account was kept there, what took longest first."""
+    """Operators that ran again in the session, if account was kept, the longest first."""
     counted = [
         (each.cost_ns / 1e9, each.times, each.op_key, each.place)
         for each in listed("dtr_repeats", partial(lib.dtr_engine_repeats, runtime.engine))
@@ -112,7 +112,7 @@ def why_kept(runtime: Session, tensor: Tensor) -> Kept | None:
 
 
 def _said(rules: dict[int, Rule], why: int, key: int, at: CallSite) -> tuple[str, str, str, str]:
-    """All of a Kept but its size."""
+    """All fields of a Kept but its size."""
     if why == lib.DTR_KEPT_PARAMETER:
         return "", _REASONS[why], "", ""
     return _operator(key, rules), _in_words(why, rules.get(key)), at.line, at.module

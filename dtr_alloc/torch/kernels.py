@@ -1,13 +1,13 @@
 """Kernels of compiled graphs: a graph that is too large to be one operator runs as many.
 
 Inductor's graph is a Python module that makes buffers and calls kernels and operators of PyTorch.
-Operators come to the capture by themselves. Here the module's other functions are replaced by ones
-that record what they do: each kernel is an operator, and so is each buffer that is made, because a
-kernel may write a part of its buffer and the next one the rest.
+Operators come to the capture by themselves. The module's other functions are replaced by recorded
+ones: each kernel is an operator, and so is each new buffer, because two kernels may each write a
+part of it.
 
-Which buffers a kernel overwrites stands in the module's source, in the types of its arguments.
+The module's source tells the buffers that a kernel overwrites, by the types of its arguments.
 
-Upstream: torch/_inductor/codegen/wrapper.py, cpp_wrapper_cpu.py (what such a module looks like);
+Upstream: torch/_inductor/codegen/wrapper.py, cpp_wrapper_cpu.py (the form of such a module);
 torch/_inductor/async_compile.py, cpp_pybinding.
 """
 
@@ -34,8 +34,8 @@ _IS_OPEN = "dtr_alloc_is_open"
 
 
 def taken_over(source: str) -> set[int]:
-    """Positions of the inputs whose memory a graph uses for other values when it needs them no
-    more, in the module's source: saved activations that nobody else holds."""
+    """Positions of the inputs whose memory a graph reuses, by the module's source: saved
+    activations that nobody else holds."""
     lists = _INPUTS.findall(source)
     reused = set(_REUSE.findall(source))
     inputs = lists[-1].rstrip(", ").split(", ") if lists else []
@@ -47,7 +47,7 @@ class Kernels:
 
     Args:
         module: the names of the graph's module.
-        written: for each kernel its arguments that it writes to.
+        written: for each kernel the arguments that it writes.
         graph: its name.
     """
 
@@ -57,7 +57,7 @@ class Kernels:
         self._graph = graph
 
     def open_up(self, current: Callable[[], Recorder | None]) -> None:
-        """From now on each kernel is recorded, wherever the graph itself is not.
+        """From now on each kernel is recorded, unless the graph itself is.
 
         Args:
             current: the recorder at a call; None: nothing is recorded.

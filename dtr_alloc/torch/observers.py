@@ -1,12 +1,12 @@
 """Observers of operators: PyTorch's profilers and its execution trace.
 
-They run before an operator does, and read the addresses of tensors that are evicted. An exception
-there would break what they record. So while one is on, an evicted storage has an address that no
-memory has (native/bridge/torch_bridge.cpp): who only reads the address gets it, and who uses memory
-there ends the process. Writers meet an exception as ever.
+They run before an operator, and read the addresses of evicted tensors. An exception there would
+break their records. So while one is on, an evicted storage has an address without memory
+(native/bridge/torch_bridge.cpp): reading the address works, and using memory there ends the
+process. Writers meet an exception as usual.
 
 Upstream: torch/autograd/profiler.py, torch/autograd/profiler_legacy.py and
-torch/profiler/profiler.py call these functions of C, and no others, to begin and end.
+torch/profiler/profiler.py begin and end with these functions of C alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KINDS = (
 
 
 def install(runtime: Session) -> None:
-    """Follows which observers are on, until escapes.uninstall()."""
+    """Counts observers, until escapes.uninstall()."""
     observe = runtime.bridge.count_observers
 
     def beginning(function: Callable[..., Any]) -> Callable[..., Any]:

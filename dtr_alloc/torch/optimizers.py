@@ -1,11 +1,10 @@
-"""Before an optimizer writes: what depends on its parameters and states is settled.
+"""Settles the dependents of an optimizer's parameters and states before it writes.
 
-An optimizer overwrites many tensors one after the other. What was computed from them and is still
-referenced has to come back first, for which the memory may not suffice. So this happens before the
-first of them is overwritten: either the whole step is done, or nothing has changed. Where all of it
-takes less than three quarters of the budget, each operator settles for itself (Engine::settle).
-Looking at all tensors takes several percent of a step of tiny operators, so a look at two counters
-comes first.
+An optimizer overwrites many tensors one after the other. Their dependents that are still referenced
+must come back first, and may not fit into memory. So this happens before the first write: either
+the whole step is made, or nothing has changed. If all of it takes less than three quarters of the
+budget, each operator settles for itself (Engine::settle). Examining all tensors takes several
+percent of a step of tiny operators, so two counters are read first.
 """
 
 from __future__ import annotations
@@ -29,12 +28,11 @@ _hooks: list[Any] = []
 
 
 def start(runtime: Session) -> None:
-    """Has all optimizers settle before they write, until stop()."""
+    """Makes all optimizers settle before they write, until stop()."""
     _hooks.append(register_optimizer_step_pre_hook(functools.partial(_before_step, runtime)))
 
 
 def stop() -> None:
-    """The reverse of start()."""
     while _hooks:
         _hooks.pop().remove()
 

@@ -1,7 +1,7 @@
-"""Users' pins. The engine counts them by handle (graph/pins.h); here stands whose they are.
+"""Users' pins. The engine counts them by handle (graph/pins.h); here are their owners.
 
-A pin is asked for with a tensor. It stays with that tensor if it is given other memory (``set_()``,
-``.data = ``), and any alias of the tensor may take it back.
+A pin is requested with a tensor. It follows that tensor to other memory (``set_()``, ``.data = ``),
+and any alias of the tensor may take it back.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _COMPONENTS = {
 
 
 def parts(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors with storages of their own that the content of a tensor lies in: itself, or those
-    that a sparse tensor or a subclass is made of. None where it lies elsewhere (mkldnn)."""
+    """The tensors whose storages hold the content of a tensor: itself, or the parts of a sparse
+    tensor or a subclass. None if the content is elsewhere (mkldnn)."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for part in (getattr(tensor, name) for name in names):
@@ -59,7 +59,7 @@ class Pins:
         self._asked: Any = WeakTensorKeyDictionary()
 
     def install(self) -> None:
-        """Has pins follow their tensors, until escapes.uninstall()."""
+        """Makes pins follow their tensors, until escapes.uninstall()."""
         self._asked.clear()
         data: Any = torch._C.TensorBase.data
         replace(Tensor, "set_", self._followed(Tensor.set_))

@@ -1,6 +1,5 @@
-"""Which references of a job hold evicted tensors: variables, containers, graphs of autograd and
-exceptions, which hold the variables of the frames that they passed.
-"""
+"""The references of a job that hold evicted tensors: variables, containers, graphs of autograd, and
+exceptions, which hold the variables of their frames."""
 
 from __future__ import annotations
 
@@ -18,18 +17,18 @@ from dtr_alloc.core import ffi, lib, listed
 from dtr_alloc.torch.session import Session
 
 _MOST = 100_000
-"""Objects that are looked at for one reference."""
+"""The most objects that are examined for one reference."""
 _SHOWN = 4
 _PLAIN = (str, bytes, int, float, bool)
 _PASSED = ("torch.", "dtr_alloc.")
 
 
 class Reference(NamedTuple):
-    """What holds evicted tensors.
+    """A holder of evicted tensors.
 
     Attributes:
         name: such as ``sys.last_value`` or ``outputs in train()``.
-        tensors: how many evicted storages it holds.
+        tensors: the number of evicted storages that it holds.
         size_bytes: of these.
     """
 
@@ -39,11 +38,11 @@ class Reference(NamedTuple):
 
 
 def references(runtime: Session, apart_from: Any) -> list[Reference]:
-    """Those that hold the most. What two of them hold is the first's.
+    """The references that hold most. Shared tensors count for the first one.
 
     Args:
         runtime: of the session.
-        apart_from: an object, what it holds is nobody's.
+        apart_from: an object whose tensors do not count.
     """
     evicted = {
         int(ffi.cast("intptr_t", of.handle)): of.size_bytes
@@ -59,7 +58,7 @@ def references(runtime: Session, apart_from: Any) -> list[Reference]:
 
 
 def _roots() -> Iterator[tuple[str, Any]]:
-    """Names and values, those that are forgotten most easily first."""
+    """Names and values, the most easily forgotten first."""
     for name in ("last_value", "last_exc"):
         yield f"sys.{name}", sys.__dict__.get(name)
     for name, value in list(sys.modules["__main__"].__dict__.items()):
@@ -73,8 +72,8 @@ def _roots() -> Iterator[tuple[str, Any]]:
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:
-    """A frame's local variables. Before Python 3.13 a function's frame keeps the dictionary that it
-    gives, and with it what the variables held then: so that is emptied."""
+    """A frame's local variables. Before Python 3.13 a function's frame keeps the returned
+    dictionary, and with it the values of that moment: so that is emptied."""
     variables = dict(frame.f_locals)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & CO_OPTIMIZED:
         frame.f_locals.clear()
@@ -82,7 +81,7 @@ def _variables(frame: FrameType) -> dict[str, Any]:
 
 
 def _held(runtime: Session, root: Any, seen: set[int]) -> set[int]:
-    """The addresses of the storages that can be reached."""
+    """The addresses of the reachable storages."""
     held = set()
     pending = [root]
     kept: list[Any] = []  # else another object may get the address of one

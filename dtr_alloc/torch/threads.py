@@ -1,9 +1,8 @@
-"""Threads: a function runs on each thread that runs Python, before the thread calls an operator.
+"""Runs a function on each thread that runs Python, before the thread calls an operator.
 
-Threads that begin later run it first: the functions of ``_thread`` that begin them are replaced,
-which all others use. Threads that run already are made to run it at their next line
-(at_next_line_of_all). A debugger's trace function stays: then those threads are met when they
-allocate (native/bridge/capture.cpp, meet_thread).
+Later threads run it first: the functions of ``_thread`` that start threads are replaced. Present
+threads run it at their next line (at_next_line_of_all). A debugger's trace function stays; then
+those threads are met when they allocate (native/bridge/capture.cpp, meet_thread).
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ _BEGINNERS = tuple(
 
 
 class EachThread:
-    """Has a function run on each thread, from start() on.
+    """Runs a function on each thread, from start() on.
 
     Args:
-        enter: runs on each thread, and may run there again. It must not raise.
-        leave: runs where a thread ends that began after start().
+        enter: runs on each thread, perhaps several times. It must not raise.
+        leave: runs at the end of a thread that began after start().
     """
 
     def __init__(self, enter: Callable[[], None], leave: Callable[[], None]) -> None:
@@ -50,7 +49,7 @@ class EachThread:
         self._enter()
 
     def stop(self) -> None:
-        """Threads that begin from now on run nothing of ours."""
+        """Later threads run nothing of ours."""
         while self._replaced:
             owner, name, begin = self._replaced.pop()
             setattr(owner, name, begin)
@@ -76,8 +75,8 @@ class EachThread:
 
 
 class _Once:
-    """What CPython calls as the trace function of a thread: PyObject_IsTrue of this object. That
-    gives 0 for False, and -1 where this raises, as a trace function does."""
+    """The trace function of a thread for CPython: PyObject_IsTrue of this object. It gives 0 for
+    False, and -1 if this raises, as a trace function does."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -89,11 +88,10 @@ class _Once:
 
 
 def at_next_line_of_all(function: Callable[[], None]) -> bool:
-    """Has the other threads call it at their next line, or where what C code raises arrives in
-    Python. What the function raises is raised there, in place of that.
+    """Makes the other threads call the function at their next line, or when an error of C code
+    arrives in Python. An error of the function is raised there, in its place.
 
-    It is the trace function that CPython calls there, and goes away at once. False, and nothing is
-    called, where a debugger has one.
+    It is their trace function for one call. False, and nothing is called, if a debugger has one.
     """
     if sys.gettrace() or threading.gettrace():
         return False

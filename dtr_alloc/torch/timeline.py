@@ -1,8 +1,8 @@
-"""What a session goes through: counters at the ends of its optimizer's steps and, for the page of a
-run (dtr_alloc/advise/page.py), at moments in between.
+"""The course of a session: counters at the ends of its optimizer's steps and, for the page of a run
+(dtr_alloc/advise/page.py), at moments in between.
 
-A row holds what was counted until then, so every second one can be left out when there are many: no
-session, however long, keeps more than MOST of a kind.
+Counters are totals, so every second row can be left out when there are many: a session keeps at
+most MOST rows of a kind.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ MOST = 1024
 _FIRST_INTERVAL = 0.01
 """Seconds between two moments, at first."""
 _PAUSE = 256
-"""The session has taken so many times as long as the thread that takes moments has run."""
+"""The session lasts at least so many times as long as the processor time of the sampling thread."""
 _IN_USE = 1
-"""The state of such a block (dtr_block)."""
+"""The state of a block in use (dtr_block)."""
 _SCATTERED = 1 / 64
-"""The heap is looked at again when so much more of it is free but not in one piece."""
+"""The heap is recorded again when the free bytes outside of its largest free block grow by so
+much."""
 
 
 def _recent(before: Moment, now: Moment) -> dict[str, Any]:
-    """What a running job shows: of its first device's pool, and of the steps since it did so."""
+    """The display of a running job: its first device's pool, and the steps since the last
+    display."""
     return {
         "steps": now.steps,
         "step_seconds": now.seconds_a_step(before) if now.steps > before.steps else 0.0,
@@ -47,11 +49,11 @@ def _recent(before: Moment, now: Moment) -> dict[str, Any]:
 
 
 class Timeline(Rows):
-    """The rows of one session, and what it shows of them meanwhile.
+    """The rows of one session, and its display.
 
     Args:
-        samples: whether there are moments between steps, which a thread takes, and accounts of what
-            fills the memory and of what runs again.
+        samples: whether a thread takes moments between steps, and accounts are kept of memory and
+            recomputation.
         progress: whether there is a line on stderr (dtr_alloc/live.py).
     """
 
@@ -74,7 +76,7 @@ class Timeline(Rows):
         self._thread = threading.Thread(target=self._sample, daemon=True, name="dtr_alloc timeline")
 
     def start(self) -> None:
-        """Begins the rows. Whatever is raised meanwhile, stop() undoes it."""
+        """Begins the rows. After an error, stop() undoes it."""
         self._live.open()
         self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
         self._show(self._shown)
@@ -82,7 +84,7 @@ class Timeline(Rows):
             self._thread.start()
 
     def stop(self) -> None:
-        """Ends the rows; what they say stays. It may be called again, and without a start()."""
+        """Ends the rows, which stay. It may be called again, and without a start()."""
         self.abandon()
         self._live.close()
         self._ended.set()
@@ -94,7 +96,7 @@ class Timeline(Rows):
                 self.fullest, self.repeats = fullest(self._runtime), repeats(self._runtime)
 
     def abandon(self) -> None:
-        """In a forked child, which has no such thread."""
+        """In a forked child, which has no sampling thread."""
         if self._hook is not None:
             self._hook.remove()
 
@@ -178,7 +180,7 @@ class Timeline(Rows):
 
 
 def heap(runtime: Session) -> list[Span]:
-    """What is in use of the first device's heap, by address."""
+    """The blocks in use of the first device's heap, by address."""
     count = ffi.new("uint64_t *")
 
     def ask(blocks: Any, capacity: int) -> int:

@@ -29,7 +29,7 @@ class Unrecoverable(NamedTuple):
     Attributes:
         id: the engine's number of it.
         handle: its address, as a number.
-        operator: the one that made it; "" for a constant in host memory.
+        operator: that made it; "" for a constant in host memory.
         size_bytes: of the storage.
         error: of the attempt to bring it back.
     """
@@ -75,7 +75,7 @@ def _evicted(runtime: Session) -> list[tuple[int, int, int, int]]:
 
 
 def message(runtime: Session, unrecoverable: Sequence[Unrecoverable]) -> str:
-    """Bytes, operators, and the shapes of the tensors that Python knows."""
+    """Bytes, operators, and the shapes of tensors that Python knows."""
     shapes: dict[int, list[str]] = defaultdict(list)
     for tensor in live_objects(Tensor):
         if handle := runtime.handle(tensor):

@@ -1,15 +1,16 @@
-"""What a job cannot do once its CUDA memory is ours, where PyTorch itself would not say so.
+"""Errors for things that a job cannot do once its CUDA memory is ours, and of which PyTorch would
+not say so.
 
-PyTorch cannot change its allocator once it is in use, so what is put in place here stays, like the
-allocator, until the process ends.
+PyTorch cannot change its allocator once it is in use, so these patches stay, like the allocator,
+until the process ends.
 
-- *Sharing tensors with other processes.* The driver does not export memory as ours is mapped, and
-  who reads a tensor elsewhere cannot be made to wait for its content. The allocator refuses the
-  last step (native/bridge/cuda_bridge.cpp); that is late for a queue, which pickles on a thread of
-  its own: there the error would end up on stderr and the receiver, such as a DataLoader, would wait
-  for ever. So it is sent in the tensor's place, and raised by who receives it. share_memory_(),
-  which does nothing on CUDA but to announce the same, is refused at once.
-- *Another allocator.* Before the first use of CUDA, PyTorch would take it without a word.
+- *Sharing tensors with other processes.* The driver does not export memory as ours is mapped, and a
+  reader in another process could not wait for a content. The allocator refuses the last step
+  (native/bridge/cuda_bridge.cpp). That is too late for a queue, which pickles on a separate thread:
+  the error would be on stderr and the receiver, such as a DataLoader, would wait for ever. So the
+  error is sent in the tensor's place, and the receiver raises it. share_memory_(), which only
+  announces the same on CUDA, is refused at once.
+- *Another allocator.* Before the first use of CUDA, PyTorch would accept it silently.
 
 Upstream: torch/multiprocessing/reductions.py (reduce_tensor, init_reductions), torch/storage.py
 (UntypedStorage.share_memory_), torch/cuda/memory.py (change_current_allocator);
@@ -44,7 +45,7 @@ _installed = False
 
 
 def refuse_sharing(*_: Any) -> NoReturn:
-    """Raises StateError; what stands for a tensor in a queue calls it where it is unpickled."""
+    """Raises StateError. The pickle of a tensor in a queue calls it in the receiver."""
     raise StateError(SHARING)
 
 
@@ -53,8 +54,7 @@ def _refuse_other_allocator(*_: Any) -> NoReturn:
 
 
 def install(device_type: str) -> None:
-    """Refuses, for tensors on devices of this type, what the top of this module lists. Does nothing
-    the second time."""
+    """Installs the errors above for tensors on devices of this type. Once."""
     global _installed
     if _installed:
         return

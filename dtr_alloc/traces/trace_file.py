@@ -136,10 +136,8 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
     Raises TraceError for a damaged, incomplete, too large or other file, or another version, and
     OSError if it cannot be opened.
     """
-    try:
+    with bounded.errors_as(TraceError, path):
         reader = _Reader(path, allow_truncated)
-    except bounded.TooMuch as error:
-        raise TraceError(f"{os.fspath(path)}: {error}") from None
     try:
         return reader.run()
     except MemoryError:

@@ -153,7 +153,7 @@ def test_a_profile_that_is_none_or_of_another_run_is_named(trace, tmp_path, prof
         path.write_text(text)
         refused("is no trace of torch.profiler", path)
     path.write_bytes(b"\x1f\x8bpacked")
-    refused("is no trace of torch.profiler", path)
+    refused("it cannot be unpacked", path)
 
 
 def test_of_a_long_trace_the_longest_and_the_largest_and_the_peak_stay(tmp_path, profile):

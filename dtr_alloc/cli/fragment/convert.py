@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dtr_alloc.cli.common import InputError
+from dtr_alloc.cli.common import InputError, given
 from dtr_alloc.cli.fragment.options import FILE, OUT, truncated_option
 from dtr_alloc.config import error_size, format_size, parse_size
 from dtr_alloc.fragment import chrome_trace, formats
@@ -73,10 +73,7 @@ def export(
 
 
 def _limit_bytes(text: str | None) -> int:
-    try:
-        size = chrome_trace.LIMIT_BYTES if text is None else parse_size(text)
-    except ValueError as error:
-        raise click.UsageError(f"--limit: {error}") from None
+    size = chrome_trace.LIMIT_BYTES if text is None else given("--limit", lambda: parse_size(text))
     if size < chrome_trace.LEAST_LIMIT_BYTES:
         least = error_size(chrome_trace.LEAST_LIMIT_BYTES)
         raise click.UsageError(f"--limit is {error_size(size)}; allowed: {least} or more")

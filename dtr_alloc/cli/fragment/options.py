@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dtr_alloc.cli.common import list_option
+from dtr_alloc.cli.common import each_once, list_option
 from dtr_alloc.fragment.models import MODELS, current_name
 from dtr_alloc.report import write_text
 from dtr_alloc.simulation import simulate
@@ -46,15 +46,13 @@ def models_of(given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def budgets_of(given: Sequence[str]) -> list[simulate.Limit | None]:
+def budgets_of(texts: Sequence[str]) -> list[simulate.Limit | None]:
     """The budgets of --budget; None: unlimited. Raises click.UsageError."""
-    found: list[simulate.Limit | None] = []
-    for text in given:
-        try:
-            found += [None] if text == "unlimited" else simulate.parse_limits(text)
-        except ValueError as error:
-            raise click.UsageError(f"--budget: {error}") from None
-    return list(dict.fromkeys(found))
+    return each_once(
+        "--budget",
+        texts,
+        lambda text: [None] if text == "unlimited" else simulate.parse_limits(text),
+    )
 
 
 def write_json(document: object, path: str) -> None:
