@@ -2,13 +2,12 @@
 
 PyTorch calls ``autoload`` at the end of ``import torch`` (``torch/__init__.py``,
 ``_import_device_backends``) in every process that imports torch, so this module imports next to
-nothing and returns at once where each ``DTR_ALLOC_*`` variable is empty or not set.
+nothing and returns at once if no ``DTR_ALLOC_*`` variable is set.
 
-PyTorch turns an Exception of an entry point into a RuntimeError of ``import torch`` that blames
-the import. Going on without a budget would be worse: the job asked for one, and would run out
-of memory hours later. So a failure prints one line and ends the process: with status 2 if a
-setting is wrong, with 1 if the budget cannot be had here. ``SystemExit`` is no Exception, and
-passes through PyTorch as it is.
+PyTorch turns an Exception of an entry point into a RuntimeError that blames the import. Going on
+without a budget would be worse: the job asked for one, and would run out of memory hours later. So
+a failure prints one line and ends the process: with status 2 for a wrong setting, with 1 if the
+budget is impossible here. ``SystemExit`` is no Exception, and passes through PyTorch.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LAUNCHER_MODULES = (
 )
 
 settings: dict[str, object] = {}
-"""What the command line gave and no variable says."""
+"""Settings of the command line that have no variable."""
 
 when_on: Callable[[], None] | None = None
 """Called in the job once it is switched on; the command line sets it."""
@@ -39,15 +38,16 @@ _stands_aside = False
 
 
 def stand_aside() -> None:
-    """Makes autoload() do nothing in this process: the caller decides what is switched on."""
+    """Makes autoload() do nothing in this process: the caller switches on."""
     global _stands_aside
     _stands_aside = True
 
 
 def autoload() -> None:
-    """Enables what the environment asks for, or does nothing if it asks for nothing.
+    """Enables the environment's settings, or does nothing without any.
 
-    A variable whose name is mistyped ends the process: the job would run without a budget."""
+    A mistyped variable ends the process: the job would run without a budget.
+    """
     if _stands_aside or not any(
         name.startswith("DTR_ALLOC_") and value for name, value in os.environ.items()
     ):
@@ -64,7 +64,7 @@ def autoload() -> None:
 
 def is_launcher() -> bool:
     """Whether this process only starts ranks. It needs no budget, which on CUDA would make a
-    context on each device, and its files would be those of rank 0."""
+    context on each device, and its files would collide with those of rank 0."""
     if "RANK" in os.environ:
         return False
     words = sys.orig_argv
@@ -83,14 +83,14 @@ def asked_by() -> str | None:
 
 
 def without_torch() -> str | None:
-    """That this python has no PyTorch; None if it has one."""
+    """A sentence if this python has no PyTorch; None if it has one."""
     if "torch" in sys.modules or find_spec("torch") is not None:
         return None
     return f"PyTorch is not installed for {sys.executable} (pip install torch)"
 
 
 def switch_on() -> None:
-    """Enables the environment's configuration; ends the process if that cannot be done."""
+    """Enables the environment's configuration, or ends the process."""
     from dtr_alloc import _load
     from dtr_alloc.config import ConfigError, given_settings
 

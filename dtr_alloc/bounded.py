@@ -1,9 +1,9 @@
-"""Files that somebody else wrote: what is read of them, and shown of them, has a bound.
+"""Files of others: readers bound the memory, the time and the shown text.
 
-Every reader says in its docstring how much time and memory a file can cost at most, and refuses
-what would cost more, naming the file and the place. A value of a file that stands in a message is
-shown by ``shown``: lists of a pickle may share their parts, so that a few hundred bytes print as
-more text than there is memory.
+Every reader states in its docstring the most time and memory that a file can cost, and refuses what
+would cost more, naming the file and the place. Messages show a value of a file by ``shown``: lists
+of a pickle may share their parts, so a few hundred bytes may print as more text than there is
+memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BITS = 256
 
 
 class TooMuch(ValueError):
-    """More than is read: says what and how much is allowed. The reader adds the file's name."""
+    """More than is read: the message has the limit. The reader adds the file's name."""
 
 
 class Damaged(ValueError):
@@ -44,9 +44,9 @@ def errors_as(kind: type[Exception], path: str | os.PathLike[str]) -> Iterator[N
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file as bytes, unpacked if gzip made it, which its first bytes say.
+    """A file as bytes, unpacked if it begins as gzip's do.
 
-    Raises Damaged where what is read of it cannot be unpacked, and OSError.
+    Raises Damaged if it cannot be unpacked, and OSError.
     """
     with open(path, "rb") as raw:
         is_packed = raw.read(2) == b"\x1f\x8b"
@@ -67,7 +67,7 @@ def read_bytes(path: str | os.PathLike[str], most_bytes: int) -> bytearray:
 
 
 def rest(file: BufferedIOBase | IO[bytes], most_bytes: int) -> bytearray:
-    """What comes in an open file, counted as decompressed; memory and errors as in read_bytes()."""
+    """The rest of an open file, counted as decompressed; memory and errors as in read_bytes()."""
     data = bytearray()
     while chunk := file.read(_CHUNK_BYTES):
         data += chunk
@@ -79,8 +79,8 @@ def rest(file: BufferedIOBase | IO[bytes], most_bytes: int) -> bytearray:
 def lines(file: IO[bytes], most_line: int, most_bytes: int) -> Iterator[bytes]:
     """The lines of an open file. Holds one at a time.
 
-    Raises TooMuch instead of a line of more than ``most_line`` bytes, and of what comes after
-    ``most_bytes``, counted as decompressed.
+    Raises TooMuch for a line of more than ``most_line`` bytes, and beyond ``most_bytes``, counted
+    as decompressed.
     """
     left, read = most_bytes, file.readline
     while line := read(most_line + 1):
@@ -94,8 +94,8 @@ def lines(file: IO[bytes], most_line: int, most_bytes: int) -> Iterator[bytes]:
 
 
 def shown(value: Any, depth: int = 2, text: int = _TEXT) -> str:
-    """As repr(), of any value that a file can hold, in a few lines: of a text so many characters,
-    of a list or dictionary what is in it, as far as ``depth``, if that is little."""
+    """As repr(), in a few lines, for any value from a file: the beginning of a text, the items of a
+    small list or dictionary, as far as ``depth``."""
     if isinstance(value, str | bytes | bytearray):
         return repr(value[:text]) + ("..." if len(value) > text else "")
     if isinstance(value, int) and value.bit_length() > _BITS:
@@ -113,8 +113,8 @@ def shown(value: Any, depth: int = 2, text: int = _TEXT) -> str:
 
 
 def printable(text: str) -> str:
-    """A text of others as it may stand on a terminal, in a picture and in a file: what cannot be
-    printed (control characters, halves of surrogate pairs) as an escape, such as ``\\x1b``."""
+    r"""A text of others for a terminal, a picture or a file: unprintable characters (control
+    characters, halves of surrogate pairs) are escapes, such as ``\x1b``."""
     if text.isprintable():
         return text
     return "".join(
@@ -123,8 +123,8 @@ def printable(text: str) -> str:
 
 
 def is_plain(value: object, most_values: int = 100_000, most_depth: int = 32) -> bool:
-    """Whether a value is what JSON can hold (numbers as keys become texts), and so small that it
-    can be walked through and written: looks at ``most_values`` at most."""
+    """Whether JSON can hold the value (numbers as keys become texts), and it is so small that it
+    can be traversed and written: examines ``most_values`` at most."""
     left = most_values
     level = [value]
     for _ in range(most_depth):

@@ -1,4 +1,4 @@
-"""The compiled core, and the one place where its status codes become exceptions."""
+"""The compiled core, and the conversion of its status codes to exceptions."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ def message() -> str:
 
 
 def error_of(status: int, message: str) -> Exception:
-    """The exception that a status code stands for.
+    """The exception of a status code.
 
-    DTR_OUT_OF_MEMORY becomes torch.OutOfMemoryError (MemoryError in a process that has not imported
-    torch), DTR_INVALID ValueError, DTR_DRIVER DriverError, DTR_STATE StateError.
+    DTR_OUT_OF_MEMORY becomes torch.OutOfMemoryError (MemoryError in a process without torch),
+    DTR_INVALID ValueError, DTR_DRIVER DriverError, DTR_STATE StateError.
     """
     if status == lib.DTR_OUT_OF_MEMORY:
         # Not imported here: that would run the entry points of every plug-in of torch.
@@ -50,17 +50,17 @@ def error_of(status: int, message: str) -> Exception:
 
 
 def check(status: int) -> None:
-    """Raises what a status code means (error_of); does nothing for DTR_OK."""
+    """Raises the exception of a status code (error_of); does nothing for DTR_OK."""
     if status != lib.DTR_OK:
         raise error_of(status, message())
 
 
 def listed(kind: str, ask: Callable[[Any, int], int]) -> Iterator[Any]:
-    """The structs that a function of the core lists, each to be read before the next.
+    """The structs of a list in the core, each to be read before the next.
 
     Args:
         kind: the name of the struct.
-        ask: writes as many as a capacity says to an array, and returns how many there are.
+        ask: fills an array of some capacity, and returns the length of the list.
     """
     found, capacity = ffi.NULL, 0
     while (count := ask(found, capacity)) > capacity:

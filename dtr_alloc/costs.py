@@ -1,9 +1,8 @@
-"""Costs of operators in a file, so that two runs make the same decisions.
+"""A file of operators' costs, so that two runs make the same decisions.
 
-The engine learns what calls of each signature cost (policy/costs.h). With a cost file, signatures
-that it lists keep the cost that stands there, whatever the clock says: a deterministic job is then
-evicted in the same way each time. Signatures that it does not list are measured, and are in it
-the next time. The file is JSON:
+The engine learns the costs of calls by signature (policy/costs.h). Signatures in a cost file keep
+the listed cost, independent of the clock: a deterministic job then evicts the same contents each
+time. Other signatures are measured, and are in the file the next time. The file is JSON:
 
     {"format": "dtr_alloc costs", "version": 1, "device": "cpu",
      "entries": [{"signature": "00ab...", "operator": "aten::mm.default",
@@ -30,7 +29,7 @@ FORMAT = "dtr_alloc costs"
 VERSION = 1
 MOST_ENTRIES = 65536
 MOST_COST_NS = 2**40
-"""As many and as much as the engine keeps (native/policy/costs.h)."""
+"""The limits of the engine (native/policy/costs.h)."""
 
 MOST_BYTES = 1 << 25
 """Of a file: 512 for each entry."""
@@ -40,7 +39,7 @@ _operator_names: dict[int, str] = {}
 
 
 def operator_key(name: str) -> int:
-    """What the engine knows an operator by: 64 bits, the same in every process."""
+    """The engine's number of an operator: 64 bits, the same in every process."""
     key = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little")
     _operator_names[key] = name
     return key
@@ -52,12 +51,12 @@ def signed(key: int) -> int:
 
 
 def operator_name(key: int) -> str:
-    """The operator that operator_key() gave this key in this process; "" if none."""
+    """The operator of a key in this process; "" if none."""
     return _operator_names.get(key, "")
 
 
 class CostFileError(ConfigError):
-    """The file that the setting ``costs`` names is not one that can be used here."""
+    """The file of the setting ``costs`` cannot be used."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__("costs", str(path), f"a new file, or one that dtr_alloc wrote ({reason})")
@@ -65,7 +64,7 @@ class CostFileError(ConfigError):
 
 @dataclass(frozen=True)
 class Entry:
-    """What calls of one signature cost."""
+    """The cost of the calls of one signature."""
 
     signature: int
     operator: str
@@ -78,10 +77,10 @@ class CostFile:
     """The cost file of one session.
 
     Attributes:
-        path: where it is, placeholders filled in.
-        device: the type of device that the costs are of.
-        entries: what it said when the session began.
-        pid: the process that writes it: a forked child does not.
+        path: with placeholders filled in.
+        device: the type of device of the costs.
+        entries: when the session began.
+        pid: of the process that writes it: a forked child does not.
     """
 
     path: Path
@@ -121,7 +120,7 @@ class CostFile:
             raise CostFileError(path, str(error)) from None
 
     def install(self, engine: Any) -> None:
-        """Makes the engine know these costs and no others."""
+        """Gives the engine these costs and no others."""
         costs = ffi.new("dtr_cost[]", len(self.entries))
         for index, entry in enumerate(self.entries):
             key = operator_key(entry.operator)
@@ -129,8 +128,8 @@ class CostFile:
         check(lib.dtr_engine_set_costs(engine, costs, len(self.entries)))
 
     def write(self, engine: Any) -> None:
-        """Writes what the engine knows now: a reader sees the whole file or the one before.
-        Raises OSError."""
+        """Writes the engine's costs: a reader sees the whole file or the one before. Raises
+        OSError."""
         entries = [vars(entry) for entry in known(engine)]
         for entry in entries:
             entry["signature"] = f"{entry['signature']:016x}"
@@ -140,7 +139,7 @@ class CostFile:
         report.write_text(self.path, text)
 
     def try_to_write(self, engine: Any) -> None:
-        """The same; a file that cannot be written does not change the job's own result."""
+        """The same; an error does not change the job's own result."""
         if os.getpid() != self.pid:
             return
         try:
@@ -150,12 +149,12 @@ class CostFile:
 
 
 def forget(engine: Any) -> None:
-    """Makes the engine know no costs."""
+    """Takes all costs from the engine."""
     check(lib.dtr_engine_set_costs(engine, ffi.NULL, 0))
 
 
 def known(engine: Any) -> list[Entry]:
-    """What the engine has learned or was told, in the order of names and signatures."""
+    """The engine's costs, in the order of names and signatures."""
     costs = ffi.new("dtr_cost[]", MOST_ENTRIES)
     count = min(lib.dtr_engine_get_costs(engine, costs, MOST_ENTRIES), MOST_ENTRIES)
     entries = [
@@ -171,7 +170,7 @@ _SIGNATURE = re.compile(r"[0-9a-f]{16}")
 
 
 def _entries(document: object, device: str) -> list[Entry]:
-    """The entries of a document. Raises ValueError that says what is wrong with it."""
+    """The entries of a document. Raises ValueError that names the fault."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"its format is not {FORMAT!r}")
     if document.get("version") != VERSION:
@@ -191,7 +190,7 @@ def _entries(document: object, device: str) -> list[Entry]:
 
 
 def _entry(row: object) -> Entry | None:
-    """An entry, or None if it is not one."""
+    """An entry, or None if it is damaged."""
     if not isinstance(row, dict):
         return None
     signature, operator = row.get("signature"), row.get("operator")
@@ -204,7 +203,7 @@ def _entry(row: object) -> Entry | None:
 
 
 def _count(row: dict[str, Any], name: str) -> int:
-    """A positive whole number, or 0 if it is not one."""
+    """A positive whole number, or 0."""
     value = row.get(name)
     good = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_COST_NS
     return int(value or 0) if good else 0

@@ -1,18 +1,19 @@
-"""CuPy on the same heap and under the same budget as PyTorch.
+"""CuPy on the heap and under the budget of PyTorch.
 
 ``enable()`` makes the process's pools (dtr_alloc/pools.py) the source of CuPy's arrays. A CuPy
-allocation that does not fit evicts PyTorch's tensors, as one of PyTorch's would; arrays of CuPy
-themselves are never evicted, because nothing knows how to compute them again.
+allocation that does not fit evicts PyTorch's tensors, as one of PyTorch's would. CuPy's arrays are
+never evicted, because they cannot be recomputed.
 
-- Memory is taken for CuPy's current device and stream, and is free for work on that stream as soon
-  as the last array over it dies; work on other streams waits for it.
-- The heap knows a stream by its number, which the driver gives to another one when the stream is
-  destroyed. So streams on which memory was taken are kept until the process ends.
-- CuPy's numbers for streams: 0 and 1 are the default stream, 2 is another one on each thread, which
-  a heap for all threads cannot keep apart: an error, as is memory taken while a graph is captured.
+- Memory is for CuPy's current device and stream, and is free for work on that stream as soon as the
+  last array over it dies; work on other streams waits for it.
+- The heap knows a stream by its number, which the driver reuses when the stream is destroyed. So
+  streams with allocations are kept until the process ends.
+- CuPy's numbers for streams: 0 and 1 are the default stream. 2 is a different one on each thread,
+  which a heap for all threads cannot tell apart: an error, as is an allocation while a graph is
+  captured.
 
-Works without torch; with it, in any order: a later ``dtr_alloc.enable()`` takes the same pools, and
-its budget counts from then on. No other thread may be taking memory at that moment.
+Works with and without torch, in any order: a later ``dtr_alloc.enable()`` takes the same pools, and
+its budget counts from then on. No other thread may allocate at that moment.
 
 Upstream: cupy/cuda/memory.pyx of CuPy 14 (set_allocator, UnownedMemory, OutOfMemoryError),
 cupy/cuda/stream.pyx (get_current_stream).
@@ -35,12 +36,13 @@ _LEGACY_STREAM, _STREAM_OF_THREAD = 1, 2
 _state = threading.Lock()
 _allocator: _Allocator | None = None
 _streams: dict[int, Any] = {}
-"""Kept, by number: see the top."""
+"""Kept, by number."""
 _is_child = False
 
 
 class _Block:
-    """Memory of a pool, which is freed when this dies: CuPy keeps it as the owner of an array's."""
+    """Memory of a pool, which is freed when this dies: CuPy keeps it as the owner of an array's
+    memory."""
 
     __slots__ = ("address", "pool")
 
@@ -56,7 +58,7 @@ class _Block:
 
 
 class _Allocator:
-    """What CuPy calls for memory."""
+    """CuPy's allocator."""
 
     def __init__(self, cupy: Any, handles: list[Any]) -> None:
         self.cuda = cupy.cuda
@@ -155,12 +157,16 @@ def enable(budget: int | str | Budget | None = None) -> None:
             cupy.cuda.set_allocator(allocator.before)
             raise
         _allocator = allocator
-        _record(config, shared, joins)
+        if config.trace is not None and not joins:
+            from dtr_alloc.traces import recording
+
+            path = report.fill_in(config.trace.path)
+            recording.start(shared, path, "budget", only_at_oom=config.trace.only_at_oom)
         cupy.get_default_memory_pool().free_all_blocks()
 
 
 def disable() -> None:
-    """Gives CuPy back the allocator that it had before.
+    """Gives CuPy back its former allocator.
 
     Arrays that exist stay in the heap until they die. The budget goes on if ``dtr_alloc.enable`` is
     in force, and ends otherwise. Raises StateError if it is not enabled.
@@ -206,7 +212,7 @@ def _torch_is_enabled() -> bool:
 
 
 def _settings(budget: int | str | Budget | None) -> Config:
-    """What pools are made with. Raises ConfigError where CuPy cannot have them."""
+    """The settings of the pools. Raises ConfigError if CuPy cannot use them."""
     given = given_settings(budget=budget)
     device = given.get("device")
     if device is not None and device.value == "cpu":
@@ -214,15 +220,6 @@ def _settings(budget: int | str | Budget | None) -> Config:
     if "budget" not in given and not _torch_is_enabled():
         raise ConfigError("the argument budget", budget, f"{BUDGET_FORMS}; or set DTR_ALLOC_BUDGET")
     return given.config
-
-
-def _record(config: Config, shared: pools.Pools, joins: bool) -> None:
-    """Begins the trace that is asked for, where dtr_alloc.enable() has not."""
-    if config.trace is not None and not joins:
-        from dtr_alloc.traces import recording
-
-        path = report.fill_in(config.trace.path)
-        recording.start(shared, path, "budget", only_at_oom=config.trace.only_at_oom)
 
 
 def _refuse_other_budget(shared: pools.Pools, budget: int | str | Budget | None) -> None:

@@ -59,7 +59,7 @@ DEALLOCS = ("eager", "banish", "ignore", "lazy")
 
 @dataclass(frozen=True)
 class Candidate:
-    """The information on a storage for a Python heuristic.
+    """A storage, for a Python heuristic.
 
     Attributes:
         id: the engine's number for the storage; unique in a process.
@@ -203,11 +203,12 @@ def allowed(presets: Mapping[str, Heuristic] = PRESETS) -> str:
 
 def register(name: str, score: Callable[[Candidate], float]) -> Heuristic:
     """Makes a Python callable available as the heuristic ``name``, for research: it is called for
-    every candidate of every search, and returns its score; the smallest is evicted.
+    every candidate of every search, and returns a score; the smallest is evicted.
 
-    A callable that raises, or does not return a number, or returns NaN, ends the search with an
-    error that names the heuristic; infinity is allowed and chosen last. Raises ValueError for a
-    name that is a preset's or looks like parts."""
+    A callable that raises, or returns NaN or no number, ends the search with an error that names
+    the heuristic; infinity is allowed and chosen last. Raises ValueError for a name that is a
+    preset's or looks like parts.
+    """
     if not name or name in PRESETS or "=" in name or name != name.strip():
         raise ValueError(f"the name of a heuristic is {name!r}; allowed: text that is no preset's")
     if not callable(score):
@@ -217,11 +218,11 @@ def register(name: str, score: Callable[[Candidate], float]) -> Heuristic:
 
 
 register_heuristic = register
-"""The name that the package gives it."""
+"""The name in the package."""
 
 
 def parse(value: object, presets: Mapping[str, Heuristic] = PRESETS) -> Heuristic:
-    """The heuristic that a name or parts mean. Raises ValueError that names the wrong part."""
+    """The heuristic of a name or parts. Raises ValueError that names the wrong part."""
     if isinstance(value, Heuristic):
         return value
     if not isinstance(value, str):

@@ -1,8 +1,8 @@
-"""The display of a running job: a small file that ``dtr-alloc top`` reads, and a line on stderr
+"""The display of a running job: a small file for ``dtr-alloc top``, and a line on stderr
 (``DTR_ALLOC_PROGRESS``).
 
 The file is written twice a second at most. It is in a folder that only its user can access, and is
-removed with the session. A failure here ends the display, with one line, and never the job.
+removed with the session. An error ends the display, with one line, and never the job.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from dtr_alloc.output_file import not_private
 _SIZE = 4096
 """Of the file, in bytes, padded with blanks."""
 EVERY_SECONDS = 0.5
-"""At most so often is anything shown."""
+"""The shortest time between two displays."""
 _LINE_SECONDS = 60.0
-"""And so often where stderr is no terminal, whose line could be written over, or beside a bar."""
+"""The same if stderr is no terminal, so that the line cannot be replaced, or if it is above a
+bar."""
 _TRIES = 5
-"""A reader's, as a job may be writing."""
+"""Of a reader, as a job may be writing."""
 
 
 class Shown(TypedDict):
@@ -53,8 +54,8 @@ class Shown(TypedDict):
 
 
 def folder() -> Path:
-    """Where the files of this user's jobs are. Raises OSError if it cannot be made, or if others
-    could write there."""
+    """The folder of this user's files. Raises OSError if it cannot be made, or if others could
+    write there."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     path = (
         Path(runtime) / "dtr_alloc"
@@ -68,12 +69,12 @@ def folder() -> Path:
 
 
 class _Line:
-    """The last line of a terminal, drawn by rich, which gives way to whatever the job prints.
+    """The last line of a terminal, drawn by rich, which gives way to the job's output.
 
     Streams keep their identity, as loggers and bars hold them; rich's own redirection replaces
     them, and holds back a bar's text until its line ends. While a line of the job is open, nothing
-    is drawn. If that is a bar, which draws itself again, what would be drawn goes above it now and
-    then.
+    is drawn. If that is a bar, which draws itself again, the line is printed above it from time to
+    time.
     """
 
     def __init__(self) -> None:
@@ -166,7 +167,7 @@ class Live:
             self._give_up_file(error)
 
     def is_due(self) -> bool:
-        """Whether it is time to show something."""
+        """Whether it is time for a display."""
         return time.monotonic() >= self._next
 
     def show(self, values: dict[str, Any]) -> None:
@@ -208,7 +209,7 @@ class Live:
             self._path = None
 
     def close(self) -> None:
-        """Takes the file away. It may be called again; a forked child leaves its parent's."""
+        """Removes the file. It may be called again; a forked child leaves its parent's."""
         atexit.unregister(self.close)
         if self._line is not None and self._pid == os.getpid():
             with suppress(Exception):
@@ -231,7 +232,7 @@ def _write(path: Path, text: bytes) -> None:
 
 
 def line(values: dict[str, Any]) -> str:
-    """The numbers in words."""
+    """The figures in words."""
     budget = values["budget_bytes"]
     of = "" if budget >= UNLIMITED_BYTES else f" of {format_size(budget)}"
     words = [
@@ -245,9 +246,8 @@ def line(values: dict[str, Any]) -> str:
 
 
 def running() -> Iterator[Shown]:
-    """The figures of this user's jobs, in the order of their process numbers. Files of processes
-    that have ended are removed; files of other kinds are ignored. Raises OSError as folder()
-    does."""
+    """The figures of this user's jobs, in the order of their process numbers. Files of ended
+    processes are removed; other files are ignored. Raises OSError as folder()."""
     for path in sorted(folder().glob("*.json"), key=lambda path: (len(path.name), path.name)):
         if not _is_alive(path):
             with suppress(OSError):

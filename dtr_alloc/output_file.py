@@ -1,8 +1,8 @@
-"""The files that a job leaves: statistics, costs, logs and traces.
+"""The files that a job writes: statistics, costs, logs and traces.
 
-Each is a new file that takes its path. So a link at the path is replaced and not followed, and what
-was there before stays whole for those who have it open, or know it by another name. What is no file
-is written to as it is: a device, a pipe that somebody reads, what /dev/stdout stands for.
+Each is a new file that takes its path. So a link at the path is replaced and not followed, and the
+old file stays whole for processes that have it open, or by its other names. Devices, pipes with a
+reader, and the target of /dev/stdout are written to as they are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ALLOWED = "a file, a device such as /dev/null, or a pipe that somebody reads"
 
 
 class WrongKind(OSError):
-    """At a path is nothing that can be written to. ``reason`` says why."""
+    """The path cannot be written to. ``reason`` says why."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"{path}: {reason}; allowed: {ALLOWED}")
@@ -28,18 +28,18 @@ class WrongKind(OSError):
 
 
 class FileTaken(RuntimeError):
-    """Another process writes this file: one that this job started, or that started it."""
+    """Another process writes this file: a child or the parent of this one."""
 
 
 class OutputFile:
-    """A file that takes its path once it is in place, and until then stands beside it.
+    """A file that takes its path once it is in place, and until then is beside it.
 
-    A context manager. What is closed without having been in place is gone.
+    A context manager. A file that is closed before it is in place is deleted.
 
     Args:
-        path: the folders above it are there.
-        grows: whether it is in place from the beginning, so that a job that is killed leaves what
-            it has written.
+        path: the folders above it exist.
+        grows: whether it is in place from the beginning, so that a killed job leaves the written
+            part.
 
     Raises WrongKind, or another OSError if it cannot be made.
     """
@@ -65,7 +65,8 @@ class OutputFile:
             raise
 
     def append(self, data: bytes) -> None:
-        """Appends all of it or, if it raises, nothing; of a pipe or device some may be through."""
+        """Appends all of it or, if it raises, nothing; a part of it may have gone to a pipe or
+        device."""
         done = 0
         try:
             while done < len(data):
@@ -84,7 +85,7 @@ class OutputFile:
             os.ftruncate(self._file.fileno(), self._whole)
 
     def put_in_place(self) -> None:
-        """From now on it is what is at the path."""
+        """Replaces the file at the path."""
         if self._beside is not None:
             self._beside.replace(self.path)
             self._beside = None
@@ -94,7 +95,7 @@ class OutputFile:
         return self._file.closed
 
     def close(self) -> None:
-        """More calls do nothing."""
+        """May be called again."""
         if self.closed:
             return
         self._cut()
@@ -103,7 +104,7 @@ class OutputFile:
             self._beside.unlink(missing_ok=True)
 
     def abandon(self) -> None:
-        """In a forked child: the file is the parent's, whatever is still done with this object."""
+        """In a forked child: the file is the parent's, and this object writes to it no more."""
         self._is_file = False
         self._beside = None
         nothing = os.open(os.devnull, os.O_WRONLY)
@@ -118,7 +119,7 @@ class OutputFile:
 
 
 def _open_if_no_file(path: Path) -> FileIO | None:
-    """What is written to as it is; None where a new file takes the path."""
+    """Opens what is written to as it is; None if a new file takes the path."""
     try:
         kind = path.lstat().st_mode
     except FileNotFoundError:
@@ -145,7 +146,7 @@ def _open_if_no_file(path: Path) -> FileIO | None:
 
 
 def _lock(file: FileIO) -> bool:
-    """Whether nobody else has it locked. Nobody has where there are no locks."""
+    """Whether nobody else has it locked; True on file systems without locks."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -156,15 +157,15 @@ def _lock(file: FileIO) -> bool:
 
 
 def lock_file(path: Path, what: str, variable: str) -> FileIO:
-    """Keeps other processes from writing to the same path until what it returns is closed.
+    """Keeps other processes from writing to the same path until the returned file is closed.
 
-    The lock is on the file that is at the path now, which is made if there is none. The OutputFile
-    that takes its place has one as well, so whoever comes later finds that.
+    The lock is on the file at the path, which is made if there is none. The OutputFile that
+    replaces it has a lock as well, for later processes.
 
     Args:
-        path: the folders above it are there.
-        what: the name of the content, for the message.
-        variable: the variable that names the path.
+        path: the folders above it exist.
+        what: the content, for the message.
+        variable: that names the path.
 
     Raises FileTaken if another process holds it, WrongKind, and other OSErrors.
     """
@@ -173,7 +174,11 @@ def lock_file(path: Path, what: str, variable: str) -> FileIO:
         is_file = mark is None
         if mark is None:
             try:
-                mark = FileIO(path, "a", opener=_open_no_link)
+                mark = FileIO(
+                    path,
+                    "a",
+                    opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666),
+                )
             except OSError as error:
                 if error.errno != errno.ELOOP:
                     raise
@@ -193,12 +198,8 @@ def lock_file(path: Path, what: str, variable: str) -> FileIO:
         mark.close()  # another file has taken the path meanwhile
 
 
-def _open_no_link(name: str, flags: int) -> int:
-    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
-
-
 def not_private(found: os.stat_result) -> str | None:
-    """Who but this user can write to a file or folder; None: nobody."""
+    """Who else than this user can write to a file or folder; None: nobody."""
     if found.st_uid != os.geteuid():
         return f"belongs to user {found.st_uid}"
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -208,9 +209,9 @@ def not_private(found: os.stat_result) -> str | None:
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """A path to write to, which is renamed to the other one once it is complete: a failure leaves
-    what was there. What is there and is no file, such as /dev/null, is written to instead of
-    replaced. Raises OSError."""
+    """A path to write to, which is renamed to the other one once it is complete, so a failure
+    leaves the old file. A device, such as /dev/null, is written to instead of replaced. Raises
+    OSError."""
     part = Path(f"{path}.{os.getpid()}.part")
     try:
         yield part

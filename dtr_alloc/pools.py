@@ -1,8 +1,8 @@
 """The process's pools: one for each visible CUDA device, or one for the CPU. Without torch.
 
-A process has one set of pools, made by whoever needs it first (the torch runtime or
-dtr_alloc.cupy) and shared by all. It lives as long as the process: memory that it gave out may be
-in use, and whoever comes next takes the same pools with another budget.
+A process has one set of pools, made by its first user (the torch runtime or dtr_alloc.cupy) and
+shared by all. It lives as long as the process: its memory may stay in use, and later users take the
+same pools with another budget.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Pools:
         self.handles = _create(device_type, config)
 
     def set_budget(self, budget: Budget) -> None:
-        """Each pool gets the budget; all keep theirs if one cannot do with it.
+        """Each pool gets the budget; all keep theirs if one cannot hold it.
 
-        Raises what dtr_alloc.core.check does for DTR_OUT_OF_MEMORY if what cannot be evicted does
-        not fit, and ConfigError for less than a chunk and a share of a device of unknown size.
+        Raises as dtr_alloc.core.check for DTR_OUT_OF_MEMORY if unevictable contents do not fit, and
+        ConfigError for less than a chunk and for a share of a device of unknown size.
         """
         budgets = []
         for of in self.stats():
@@ -72,7 +72,7 @@ class Pools:
         return found
 
     def total_stats(self) -> dict[str, int]:
-        """The counters of all pools together; what is a size of each device is that of one."""
+        """The counters of all pools together; sizes of each device are those of one."""
         pools = self.stats()
         total = {name: sum(of[name] for of in pools) for name in pools[0]}
         for name in ("budget_bytes", "total_bytes", "largest_free_bytes", "chunk_bytes"):
@@ -104,9 +104,9 @@ def of_process(device_type: str, config: Config) -> Pools:
 
     Args:
         device_type: ``"cuda"`` or ``"cpu"``.
-        config: what the pools are made with.
+        config: of new pools.
 
-    Raises as check_fits and check_guard do, and DriverError as the driver does.
+    Raises as check_fits and check_guard, and DriverError as the driver does.
     """
     global _pools
     with _lock:
@@ -118,12 +118,12 @@ def of_process(device_type: str, config: Config) -> Pools:
 
 
 def existing() -> Pools | None:
-    """The process's pools, or None if nothing has needed them yet."""
+    """The process's pools, or None if there are none yet."""
     return _pools
 
 
 def check_fits(device_type: str, config: Config) -> None:
-    """Raises StateError if the process has pools that were made otherwise."""
+    """Raises StateError if the process has pools with other settings."""
     if _pools is None:
         return
     if _pools.device_type != device_type:
@@ -140,7 +140,7 @@ def check_fits(device_type: str, config: Config) -> None:
 
 
 def check_guard(device_type: str, config: Config) -> None:
-    """Raises ConfigError if guarded memory is asked for beside what it cannot be."""
+    """Raises ConfigError for guarded memory on CUDA, or with settings of the heap."""
     if not config.debug.guard:
         return
     if device_type != "cpu":
@@ -194,9 +194,9 @@ def _create(device_type: str, config: Config) -> list[Any]:
 
 
 def _chunk_for(budget: Budget, options: Any) -> int:
-    """The unit of mapping for a budget, in bytes: about a 1024th of it, and the driver's default
-    (2 MiB) to 16 times that. Showing a chunk elsewhere costs the same whatever its size, and the
-    rest of the last chunk of a hole is lost to large requests."""
+    """The unit of mapping for a budget, in bytes: about a 1024th of it, within the driver's default
+    (2 MiB) and 16 times that. Remapping a chunk costs the same for any size, and large requests
+    lose the rest of the last chunk of a hole."""
     created, stats = ffi.new("dtr_pool **"), ffi.new("dtr_pool_stats *")
     check(lib.dtr_pool_create(options, created))
     try:

@@ -11,7 +11,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -157,13 +157,6 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return place
 
 
-def _kept_rows(entries: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
-    for entry in entries[:_MOST_KEPT]:
-        yield f"kept: {kept_text(entry)}", format_size(entry["size_bytes"])
-    if others := entries[_MOST_KEPT:]:
-        yield "kept: others", format_size(sum(entry["size_bytes"] for entry in others))
-
-
 def budget_text(budget: Budget) -> str:
     return str(budget) if budget.size_bytes is None else format_size(budget.size_bytes)
 
@@ -175,7 +168,10 @@ def counter_rows(stats: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
         if isinstance(value, Mapping):
             yield from counter_rows(value, f"{name}.")
         elif name == "kept":
-            yield from _kept_rows(value)
+            for entry in value[:_MOST_KEPT]:
+                yield f"kept: {kept_text(entry)}", format_size(entry["size_bytes"])
+            if others := value[_MOST_KEPT:]:
+                yield "kept: others", format_size(sum(entry["size_bytes"] for entry in others))
         elif isinstance(value, int) and not isinstance(value, bool) and name.endswith("_bytes"):
             yield name.removesuffix("_bytes").replace("_", " "), format_size(value)
         elif isinstance(value, int | float) and name.endswith("_seconds"):

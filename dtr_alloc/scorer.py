@@ -1,4 +1,4 @@
-"""Python heuristics: how the engine asks a callable for scores, and what becomes of its errors."""
+"""Python heuristics: scores from a callable, for the engine, and the callable's errors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Scorer:
         self._failures.error = error
 
     def take_failure(self) -> BaseException | None:
-        """What the callable last raised on this thread; asked for again, None."""
+        """The callable's last error on this thread, once."""
         error = getattr(self._failures, "error", None)
         self._failures.error = None
         return error

@@ -1,6 +1,6 @@
-"""The versions of PyTorch that this was tried with, and what is said of others.
+"""The tested versions of PyTorch, and messages on others.
 
-An older one is refused. A newer one is tried: one line says so, and what fails then says so, too.
+An older one is refused. A newer one is tried: one line says so, and so does an error.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ TRIED = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
 
 
 class BridgeError(RuntimeError):
-    """The bridge cannot be compiled or loaded, or this PyTorch is not one that it works with; the
-    message says what is missing."""
+    """The bridge cannot be compiled or loaded, or this PyTorch is not supported; the message names
+    the fault."""
 
 
 def older(version: str) -> str | None:
-    """What is wrong with a PyTorch before OLDEST, by its torch.__version__; None for another."""
+    """The fault of a PyTorch before OLDEST, by its torch.__version__; None for another."""
     if _parts(version) >= OLDEST:
         return None
     return (
@@ -29,7 +29,7 @@ def older(version: str) -> str | None:
 
 
 def newer(version: str) -> str | None:
-    """What is said of a PyTorch after NEWEST, by its torch.__version__; None for another."""
+    """A remark on a PyTorch after NEWEST, by its torch.__version__; None for another."""
     if _parts(version) <= NEWEST:
         return None
     return f"PyTorch {version} is newer than any that dtr_alloc was tried with ({TRIED})"
@@ -37,12 +37,12 @@ def newer(version: str) -> str | None:
 
 @contextmanager
 def newer_is_named(version: str, *foreseen: type[Exception]) -> Iterator[None]:
-    """Under a PyTorch after NEWEST, an error inside becomes a BridgeError that says what failed and
-    that it is newer.
+    """Under a PyTorch after NEWEST, an error inside becomes a BridgeError that names the error and
+    says that PyTorch is newer.
 
     Args:
         version: torch.__version__.
-        foreseen: errors that do not come of PyTorch.
+        foreseen: errors that do not come from PyTorch.
     """
     try:
         yield

@@ -55,7 +55,10 @@ def page(stats: Mapping[str, Any], facts: Mapping[str, Any], rows: Rows | None) 
         facts: of the process.
         rows: of the session; None: there are no pictures.
     """
-    named = ((name.replace("_", " "), _text(value)) for name, value in facts.items())
+    named = (
+        (name.replace("_", " "), value if isinstance(value, str) else json.dumps(value))
+        for name, value in facts.items()
+    )
     body = html_table(figures(stats))
     error = printed_error()
     if error is not None:
@@ -72,7 +75,9 @@ def page(stats: Mapping[str, Any], facts: Mapping[str, Any], rows: Rows | None) 
     }
     body += "".join(html.details(title, html_table(table)) for title, table in tables.items())
     words = advice(stats, error) or str(stats.get("error", ""))
-    return html.document(f"dtr_alloc: {_job(facts)}", words, body)
+    job = Path(*map(str, sys.argv[:1])).name or "a run"
+    rank = f", rank {facts['rank']}" if facts.get("rank") is not None else ""
+    return html.document(f"dtr_alloc: {job}{rank}", words, body)
 
 
 def _places(rows: Rows) -> dict[str, Iterable[tuple[str, str]]]:
@@ -92,15 +97,6 @@ def _places(rows: Rows) -> dict[str, Iterable[tuple[str, str]]]:
 def _place_text(entry: Kept | Repeats) -> str:
     module = f"{entry.module} ({entry.line})" if entry.line else entry.module
     return ": ".join(filter(None, (module, entry.operator)))
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
-def _job(facts: Mapping[str, Any]) -> str:
-    rank = f", rank {facts['rank']}" if facts.get("rank") is not None else ""
-    return (Path(*map(str, sys.argv[:1])).name or "a run") + rank
 
 
 def _pictures(rows: Rows) -> Iterator[str]:

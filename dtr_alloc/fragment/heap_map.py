@@ -79,7 +79,10 @@ def heap_map(
     scale = _scale(axis, span, shape)
     boxes = scale(start, end, low, high)
     colors, classes = _by_operator(trace, blocks) if color == "operator" else _by_size(blocks)
-    painted = coverage(boxes, np.column_stack((_shaded(colors), np.ones(len(boxes)))), shape)
+    # Mixed with white in four steps, so that one block can be told from the next.
+    white = (np.arange(len(colors)) * 5 % 4 * 0.09)[:, None]
+    shaded = colors * (1 - white) + white
+    painted = coverage(boxes, np.column_stack((shaded, np.ones(len(boxes)))), shape)
     ink, covered = painted[:, :, :3], np.clip(painted[:, :, 3:], 0, 1)
     if len(held.low):
         held_boxes = scale(held.start, held.end, held.low, held.high)
@@ -200,12 +203,6 @@ def _scale(
         )
 
     return scale
-
-
-def _shaded(colors: Array) -> Array:
-    """Mixed with white in four steps, so that one block can be told from the next."""
-    white = (np.arange(len(colors)) * 5 % 4 * 0.09)[:, None]
-    return colors * (1 - white) + white
 
 
 def _by_size(blocks: Residencies) -> tuple[Array, list[tuple[str, Any]]]:

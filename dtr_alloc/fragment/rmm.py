@@ -217,12 +217,7 @@ def write(trace: Trace, path: str | os.PathLike[str], *, device: int | None = No
             pointer = f"{address:#x}" if address else "(nil)"
             size = sizes.get(index, trace.size_bytes[index])
             stream = trace.stream[index]
-            file.write(
-                f"0,{_clock(trace.time_ns[index])},{action},{pointer},{size},"
-                f"{f'{stream:#x}' if stream else 0}\n"
-            )
-
-
-def _clock(time_ns: int) -> str:
-    seconds, micro = divmod(time_ns % _DAY_NS // 1000, 10**6)
-    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micro:06}"
+            seconds, micro = divmod(trace.time_ns[index] % _DAY_NS // 1000, 10**6)
+            clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micro:06}"
+            number = f"{stream:#x}" if stream else 0
+            file.write(f"0,{clock},{action},{pointer},{size},{number}\n")

@@ -36,7 +36,7 @@ Names: TypeAlias = tuple[str, ...]
 
 
 class LogError(ValueError):
-    """A log is wrong. Names the file, the line (None: the file as a whole) and what is wrong."""
+    """A log is wrong. The message names the file, the line (None: the whole file) and the fault."""
 
     def __init__(self, path: str, line: int | None, reason: str) -> None:
         super().__init__(f"{path}, line {line}: {reason}" if line else f"{path}: {reason}")
@@ -112,7 +112,7 @@ Instruction: TypeAlias = (
 
 START = Annotate("START")
 RECORDED = Annotate("RECORDED")
-"""Before START, in what was recorded of a job here."""
+"""Before START, in logs of dtr_alloc."""
 WORKSPACE = "WORKSPACE"
 EFFECT_LINE = "EFFECT"
 PLACE_LINE = "PLACE"
@@ -124,7 +124,7 @@ def effect(name: str, args: Names, result: Names, time: int) -> Annotate:
 
 
 def place(module: str, line: str) -> Annotate:
-    """Where in the job the operators from here on are called; "" is what is not known."""
+    """The call site of the operators that follow; "" if it is not known."""
     return Annotate(PLACE_LINE, None, module, (line,))
 
 
@@ -140,24 +140,17 @@ _BAD_LINE = (msgspec.MsgspecError, ValueError, RecursionError)
 _CHUNK_BYTES = 1 << 20
 
 
-def _zstd() -> Any:
+def _zstd_for(path: str) -> Any:
     """A module that reads and writes .zst files."""
     for name in ("compression.zstd", "backports.zstd", "zstandard"):  # the first: Python 3.14
         with suppress(ImportError):
             return import_module(name)
-    raise ImportError
-
-
-def _zstd_for(path: str) -> Any:
-    try:
-        return _zstd()
-    except ImportError:
-        reason = "for .zst install backports.zstd or zstandard; .gz, .bz2, .xz need nothing"
-        raise LogError(path, None, reason) from None
+    reason = "for .zst install backports.zstd or zstandard; .gz, .bz2, .xz need nothing"
+    raise LogError(path, None, reason)
 
 
 def open_file(path: str) -> Any:
-    """The unbuffered bytes of a file, unpacked as its suffix says."""
+    """The unbuffered bytes of a file, unpacked by its suffix."""
     suffix = os.path.splitext(path)[1]
     if suffix == ".gz":
         return gzip.open(path)
@@ -176,7 +169,7 @@ def open_file(path: str) -> Any:
 
 
 def packer(path: str) -> Callable[[bytes], bytes]:
-    """What compresses as a path's suffix says. Its results, one behind another, are such a file."""
+    """The compression of a path's suffix. Its results, one behind another, are a valid file."""
     suffix = os.path.splitext(path)[1]
     if suffix == ".gz":
         return gzip.compress
@@ -196,7 +189,7 @@ class Reader:
 
     Attributes:
         path: of the file; ``-`` is stdin.
-        line: the number of the line that was read last, from 1.
+        line: the number of the last line, from 1.
         recorded: whether RECORDED was read.
     """
 
@@ -271,17 +264,17 @@ def _is(wanted: Annotate, line: bytes) -> bool:
 def read(path: str | os.PathLike[str]) -> Iterator[Instruction]:
     """The instructions after START, one at a time.
 
-    Takes memory for one line (MOST_LINE_BYTES), and at most some ten microseconds for each 50
-    bytes of text (MOST_LOG_BYTES).
+    Takes memory for one line (MOST_LINE_BYTES), and at most some ten microseconds for each 50 bytes
+    of text (MOST_LOG_BYTES).
 
-    Raises OSError if the file cannot be opened, and LogError where a line is not an instruction,
-    for a file that is empty, damaged, cut off or too large, and if nothing follows START.
+    Raises OSError if the file cannot be opened, and LogError for a line that is no instruction, for
+    an empty, damaged, incomplete or too large file, and if nothing follows START.
     """
     return iter(Reader(path))
 
 
 def to_line(instruction: Instruction) -> bytes:
-    """An instruction as a line of a log, newline included; numbers as simrd's logger wrote them."""
+    """An instruction as a line of a log, newline included; numbers as in simrd's logs."""
     parts: dict[str, Any] = {"INSTRUCTION": instruction.__struct_config__.tag}
     match instruction:
         case Call(name, args, result, time):
@@ -307,12 +300,12 @@ def to_line(instruction: Instruction) -> bytes:
 
 
 class Writer:
-    """Writes a log: START, then what it is given, compressed as the suffix says; ``recorded``: with
-    RECORDED before it.
+    """Writes a log: START, then the given instructions, compressed by the suffix; ``recorded``:
+    with RECORDED before it.
 
-    Whatever ends it, also an interrupt in the middle of a call, the file can be read to its end: it
-    grows by whole groups of lines, each time as a compressed file of its own. A context manager.
-    Raises OSError where the disk does.
+    The file can always be read to its end, also after an interrupt in the middle of a call: it
+    grows by whole groups of lines, each compressed as a file. A context manager. Raises OSError as
+    the disk does.
     """
 
     def __init__(self, path: str | os.PathLike[str], recorded: bool = False) -> None:
@@ -324,7 +317,7 @@ class Writer:
         self.write(*([RECORDED] if recorded else []), START)
 
     def write(self, *group: Instruction) -> None:
-        """Adds lines that mean nothing without one another: CALL and the MEMORY of its results."""
+        """Adds lines that belong together, such as CALL and the MEMORY of its results."""
         lines = b"".join(map(to_line, group))
         self._waiting.append(lines)
         self._waiting_bytes += len(lines)
@@ -332,7 +325,7 @@ class Writer:
             self.flush()
 
     def flush(self) -> None:
-        """Writes what is waiting to the file; as much as there is room for, if it raises."""
+        """Writes the waiting lines; if it raises, as many as fit on the disk."""
         groups, self._waiting = self._waiting, []
         self._waiting_bytes = 0
         if not groups:
@@ -350,7 +343,7 @@ class Writer:
             self._file.close()
 
     def abandon(self) -> None:
-        """In a forked child: the file is the parent's, whatever is still done with this writer."""
+        """In a forked child: the file is the parent's."""
         self._waiting.clear()
         self._file.abandon()
 

@@ -34,8 +34,7 @@ from dtr_alloc.oplog.format import (
 )
 
 MOST_SUM = 2**60
-"""Of all sizes of a program, and of all its times: sums with what is repeated stay within 64
-bits."""
+"""Of all sizes of a program, and of all its times: sums with repetitions stay within 64 bits."""
 
 MOST_NUMBERS = 1 << 28
 MOST_NAMES = 1 << 24
@@ -59,7 +58,7 @@ def _numbers() -> array[int]:
 
 @dataclass(slots=True)
 class Program:
-    """A log as numbers: what the simulator runs. Made by compile_log, which checked it.
+    """A log as numbers, for the simulator. Made by compile_log, which checked it.
 
     ``code`` is a sequence of instructions without gaps. A *name* is its index in ``names``; MUTATE
     and COPY_FROM make a name stand for another tensor.
@@ -74,16 +73,16 @@ class Program:
     EFFECT     6, time, nargs, args..., nresults, then per result: name, size_bytes, FRESH
     =========  ==================================================================================
 
-    alias is FRESH or an index into args. The size of an alias is what the log says, and counts as
-    0. The k-th *operator* below is the k-th CALL, MUTATE or EFFECT of ``code``.
+    alias is FRESH or an index into args. The size of an alias is that of the log, and counts as 0.
+    The k-th *operator* below is the k-th CALL, MUTATE or EFFECT of ``code``.
     """
 
     path: str
-    """Where it came from: a label for messages."""
+    """A label for messages."""
 
     code: array[int] = field(default_factory=_numbers)
     names: list[str] = field(default_factory=list)
-    """In the order in which they were defined."""
+    """In the order of their definitions."""
 
     operator_names: list[str] = field(default_factory=list)
     """Each once."""
@@ -92,28 +91,28 @@ class Program:
     """For each operator, the index of its name in operator_names."""
 
     places: list[tuple[str, str]] = field(default_factory=lambda: [("", "")])
-    """Of operators: the path of a module, and the line of the job that called it; each once, and
-    first what is not known."""
+    """Call sites of operators: the path of a module, and the line of the job that called it; each
+    once, and first the unknown one."""
 
     operator_places: array[int] = field(default_factory=lambda: array("i"))
-    """For each operator, the index of its place in places; empty where the log does not say."""
+    """For each operator, the index of its place in places; empty if the log does not say."""
 
     workspace: array[int] = field(default_factory=_numbers)
-    """What operators allocated inside, as pairs: ALLOCATE, bytes; FREE, index of the temporary;
+    """Allocations inside of operators, as pairs: ALLOCATE, bytes; FREE, index of the temporary;
     RESULT, index of the result."""
 
     workspace_at: array[int] = field(default_factory=lambda: array("q", [0]))
-    """Operator k's entries are workspace[workspace_at[k]:workspace_at[k + 1]]; empty where the log
+    """Operator k's entries are workspace[workspace_at[k]:workspace_at[k + 1]]; empty if the log
     does not say."""
 
     counts: dict[str, int] = field(default_factory=dict)
-    """How many lines of each instruction followed START, dropped ones included."""
+    """The number of lines of each instruction after START, dropped ones included."""
 
     unknown_releases: int = 0
-    """RELEASE lines of names that were never defined."""
+    """RELEASE lines of undefined names."""
 
     recorded: bool = False
-    """Whether it was recorded of a job here: the engine decides as it did there."""
+    """Whether dtr_alloc recorded it: the engine then decides as it did in the job."""
 
     @property
     def operator_count(self) -> int:
@@ -126,10 +125,10 @@ def compile_log(path: str | os.PathLike[str]) -> Program:
     Takes time as read(), and memory for MOST_NUMBERS numbers and MOST_NAMES names at most: some
     four gigabytes, and the names' texts.
 
-    Raises as read() does, and LogError where the program makes no sense: CALL or CONSTANT without
-    its lines, a name that is used before it is defined, or defined twice, or released twice without
-    standing for something new in between, an index that is out of range or repeated, sizes or times
-    of more than MOST_SUM together.
+    Raises as read() does, and LogError for a contradictory program: CALL or CONSTANT without its
+    lines, a name that is undefined, defined twice, or released twice without a new tensor in
+    between, an index that is out of range or repeated, sizes or times of more than MOST_SUM
+    together.
     """
     compiler = _Compiler(Reader(path))
     try:
@@ -176,7 +175,7 @@ class _Compiler:
         return index
 
     def size_of(self, name: str, of: str) -> int:
-        """The MEMORY line of a name that was just announced."""
+        """The MEMORY line of a name."""
         line = self.next(of)
         if not isinstance(line, Memory) or line.name != name:
             raise self.error(f"MEMORY of {shown(name)} must follow {of}, not {_show(line)}")
@@ -188,7 +187,7 @@ class _Compiler:
         return line.memory
 
     def spend(self, time: int, edges: int) -> None:
-        """An operator's time and edges; and a look at how much there is by now."""
+        """Adds an operator's time and edges, and checks the limits."""
         self.time += time
         self.edges += edges
         if self.edges > MOST_EDGES:

@@ -1,28 +1,28 @@
-"""Writes the op log of a running job: from the engine's own recorder to a file.
+"""Writes the op log of a running job from the engine's recorder to a file.
 
-The engine gathers numbers (native/oplog). Here operators get their names, steps are counted, and
-now and then the numbers are taken out and written as instructions (dtr_alloc/oplog/format.py).
+The engine gathers numbers (native/oplog). This module adds names of operators, counts steps, and
+writes the gathered numbers as instructions (dtr_alloc/oplog/format.py).
 
 Our logs keep these rules, beyond the format's manual:
 
-- ``x<number>`` is the storage behind a tensor, as it was first met; ``x<number>v<k>`` is another
-  view of it. Memory is what counts, so names are released with the storage, when its memory is
-  freed: that is exact, also for what only autograd holds. Overwriting a storage ends its views;
-  they are defined anew when they are met again.
-- A view operator is a CALL with its time. A view that was made out of the recorder's sight is
-  a CALL of ``view`` with time 0 where it is first used.
+- ``x<number>`` is the storage of a tensor, as it was first met; ``x<number>v<k>`` is another view
+  of it. Names are released with the storage, when its memory is freed: that is exact, also for
+  tensors that only autograd holds. Overwriting a storage ends its views; they are defined again
+  when they are next met.
+- A view operator is a CALL with its time. A view that the recorder did not see is a CALL of
+  ``view`` with time 0 at its first use.
 - An operator that cannot be repeated, or makes nothing, is an EFFECT.
 - An operator whose first argument is new memory (``empty`` and then ``copy_``) has it as a result.
-  One that overwrites and gives new tensors as well is a CALL with the time, then a MUTATE.
+  One that both overwrites and makes tensors is a CALL with the time, then a MUTATE.
 - Memory of others (numpy arrays) is a constant of 0 bytes: no budget holds it. Tensors of other
   devices, and the running statistics of a normalization in training, are no arguments.
 - A result that becomes a parameter is a constant from then on, with a new name. Optimizers MUTATE
   their parameters.
-- Times are nanoseconds. Nothing depends on the budget but they. (Where the job itself lets go of
-  tensors in an order that depends on addresses, as autocast's cache does, two runs differ in it.)
+- Times are nanoseconds. Only times depend on the budget. (If the job itself releases tensors in an
+  order that depends on addresses, as autocast's cache does, two runs differ in it.)
 
-What it does not say: that an address was given away (``numpy()``, ``data_ptr()``), and what threads
-that belong to an operator allocate inside it.
+A log does not say that an address was given away (``numpy()``, ``data_ptr()``), or what an
+operator's own threads allocate.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class OpLogRecorder:
 
     Args:
         runtime: holds the engine.
-        path: the file; its suffix says how it is compressed.
-        steps: which steps are written. A step ends when an optimizer's step() returns; of several
-            optimizers each call counts.
+        path: the file, compressed by its suffix.
+        steps: that are written. A step ends when an optimizer's step() returns; each of several
+            optimizers counts.
 
     Raises FileTaken if another process writes this file, and WrongKind or another OSError if it
-    cannot be opened. A disk that is full later ends the log, not the job: close() says so on
+    cannot be opened. If the disk is full later, the log ends, not the job: close() says so on
     stderr.
     """
 
@@ -98,8 +98,8 @@ class OpLogRecorder:
                 self.close()
 
     def drain(self) -> None:
-        """Writes what has gathered. Does nothing if it is being done: writing may run a finalizer
-        of the job, which may run operators."""
+        """Writes the gathered instructions. Does nothing in a nested call: writing may run a
+        finalizer of the job, which may run operators."""
         lock = self._lock
         if lock._is_owned():  # type: ignore[attr-defined]
             return
@@ -115,8 +115,8 @@ class OpLogRecorder:
                 pass  # another thread has it
 
     def _drain(self) -> None:
-        """With the lock held. The log ends where an interrupt comes while it is written, because
-        what was taken out is lost then: it could not be told which part of it was written."""
+        """With the lock held. An interrupt while it writes ends the log, because an unknown part of
+        the drained numbers is lost then."""
         if not self.is_open:
             return
         if self._is_draining:  # the last call was interrupted, and did not come to end the log
@@ -146,8 +146,8 @@ class OpLogRecorder:
         return list(ffi.unpack(self._numbers, count)) if count else []
 
     def _groups(self, numbers: list[int]) -> Iterator[list[oplog.Instruction]]:
-        """The lines that drained numbers mean (layout: native/include/dtr/op_log.h), those together
-        that belong together."""
+        """The instructions of drained numbers (layout: native/include/dtr/op_log.h), in groups that
+        belong together."""
         at = 0
 
         def take(count: int) -> list[int]:

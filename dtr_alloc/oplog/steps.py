@@ -1,4 +1,4 @@
-"""What the instructions of a program mean for its steps."""
+"""Operators of a program: the number that a run counts, and their allocations."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from dtr_alloc.oplog.program import (
 
 
 def computed(program: Program) -> list[int]:
-    """The operators, by their indices, that a run in runtime semantics counts as ``model_ops``: not
-    EFFECT, and no CALL of nothing but views."""
+    """The indices of the operators that a run in runtime semantics counts as ``model_ops``: neither
+    EFFECT nor a CALL of views alone."""
     code = program.code
     operators = [at for at in starts(code) if code[at] in (CALL, MUTATE, EFFECT)]
 
@@ -36,7 +36,7 @@ def computed(program: Program) -> list[int]:
 
 
 def made_bytes(program: Program, operator: int, results: list[int]) -> int:
-    """The most that an operator has allocated at once while it runs; results: bytes of each."""
+    """The most that an operator has allocated at once; results: bytes of each."""
     trace = program.workspace[program.workspace_at[operator] : program.workspace_at[operator + 1]]
     temporaries: list[int] = []
     missing = dict(enumerate(results))
@@ -54,7 +54,7 @@ def made_bytes(program: Program, operator: int, results: list[int]) -> int:
 
 
 def instructions(program: Program) -> Iterator[array[int]]:
-    """The code, cut."""
+    """The instructions of the code."""
     for at, end in pairwise([*starts(program.code), len(program.code)]):
         yield program.code[at:end]
 

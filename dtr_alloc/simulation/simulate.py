@@ -444,11 +444,6 @@ def split_heuristics(text: str) -> list[str]:
     return found
 
 
-def _can_be_fed(preset: Heuristic, semantics: str, deallocs: Sequence[str]) -> bool:
-    """simrd has no components of storages that may be banished."""
-    return not (semantics == "simrd" and preset.cost == "component" and "banish" in deallocs)
-
-
 def parse_heuristics(
     texts: Sequence[str], semantics: str, deallocs: Sequence[str] = ("eager",)
 ) -> list[Rule]:
@@ -457,9 +452,9 @@ def parse_heuristics(
     for text in itertools.chain.from_iterable(split_heuristics(text) for text in texts):
         names = [text]
         if text == "all":
-            names = [
-                name for name, preset in PRESETS.items() if _can_be_fed(preset, semantics, deallocs)
-            ]
+            # simrd has no components of storages that may be banished.
+            without = "component" if semantics == "simrd" and "banish" in deallocs else None
+            names = [name for name, preset in PRESETS.items() if preset.cost != without]
         for rule in (parse_heuristic(name, semantics) for name in names):
             rules.setdefault(rule.name, rule)
     return list(rules.values())

@@ -104,9 +104,10 @@ def picture(rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(0.8 + 4.2 * columns, 0.8 + 3.2 * high), layout="constrained")
     panels = figure.subplots(high, columns, squeeze=False).flat
     colors: dict[tuple[str, str], str] = {}
+    has_policies = len({row["dealloc"] for row in rows}) > 1
     for panel, ((log,), of_log) in zip(panels, logs.items(), strict=False):
         for (heuristic, dealloc), line in _groups(of_log, "heuristic", "dealloc").items():
-            name = heuristic if _only_one(rows, "dealloc") else f"{heuristic}, {dealloc}"
+            name = f"{heuristic}, {dealloc}" if has_policies else heuristic
             color = colors.setdefault((heuristic, dealloc), f"C{len(colors) % 10}")
             style = "-" if len(colors) <= 10 else "--"
             for index, of_seed in enumerate(_groups(line, "seed").values()):
@@ -125,10 +126,6 @@ def picture(rows: Sequence[Row], path: Path) -> None:
     figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
     path.parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_figure(path)
-
-
-def _only_one(rows: Sequence[Row], name: str) -> bool:
-    return len({row[name] for row in rows}) == 1
 
 
 def _draw(panel: Any, rows: Sequence[Row], color: str, style: str, name: str | None) -> None:

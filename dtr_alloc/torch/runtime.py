@@ -543,7 +543,9 @@ def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> 
     options.dealloc = dealloc
     options.swap_bytes = config.swap or 0
     options.settles_to_host = config.swap is None
-    options.rest_after_ops = _rest_after_ops(config)
+    # Never (0) if all operators must be recorded.
+    needs_all = (config.log, config.trace, config.report, config.costs, config.debug.contents)
+    options.rest_after_ops = 0 if any(needs_all) else config.debug.rest
     options.verify = config.debug.verify
     options.room = heuristic.room_number()
     options.moving = not config.debug.no_moves
@@ -559,12 +561,6 @@ def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> 
     if scorer is not None:
         options.score = scorer.pointer
     return options, dealloc
-
-
-def _rest_after_ops(config: Config) -> int:
-    """Never (0) where somebody asks what all operators did."""
-    asks = (config.log, config.trace, config.report, config.costs, config.debug.contents)
-    return 0 if any(asks) else config.debug.rest
 
 
 def _learning(config: Config) -> int:

@@ -52,8 +52,11 @@ def bring_back_all(runtime: Session) -> list[Unrecoverable]:
         return []
     except torch.OutOfMemoryError:
         raise
-    except Exception:
-        evicted = _evicted(runtime)  # tried one by one
+    except Exception:  # they are tried one by one
+        evicted = [
+            (of.id, int(ffi.cast("intptr_t", of.handle)), of.op_key, of.size_bytes)
+            for of in listed("dtr_evicted", partial(lib.dtr_engine_get_evicted, runtime.engine))
+        ]
     unrecoverable = []
     for storage, handle, op_key, size_bytes in evicted:
         try:
@@ -64,14 +67,6 @@ def bring_back_all(runtime: Session) -> list[Unrecoverable]:
             name = costs.operator_name(op_key)
             unrecoverable.append(Unrecoverable(storage, handle, name, size_bytes, error))
     return unrecoverable
-
-
-def _evicted(runtime: Session) -> list[tuple[int, int, int, int]]:
-    """Id, handle, key of the operator and bytes of live storages that are evicted."""
-    return [
-        (of.id, int(ffi.cast("intptr_t", of.handle)), of.op_key, of.size_bytes)
-        for of in listed("dtr_evicted", partial(lib.dtr_engine_get_evicted, runtime.engine))
-    ]
 
 
 def message(runtime: Session, unrecoverable: Sequence[Unrecoverable]) -> str:
