@@ -1,39 +1,37 @@
-"""Heuristics, which choose the storage to evict: scores, their presets, and how they are written.
+"""Heuristics, which choose the storage to evict: scores, their presets, and their notation.
 
-A score is ``h = c * r**n / (m * s**a)``, and the storage of the smallest is evicted (DTR paper,
-section 4.1 and appendix C; all parts as measured by the engine at the moment of the search):
+A score is ``h = c * r**n / (m * s**a)``, and the storage with the smallest is evicted (DTR paper,
+section 4.1 and appendix C; the engine measures all parts at the moment of the search):
 
-* ``c``, the cost in nanoseconds that evicting it may cause: ``neighborhood`` (its own and that of
+* ``c``, the cost in nanoseconds that the eviction may cause: ``neighborhood`` (its own and that of
   its evicted neighborhood e*, exact), ``ancestors`` (its own and that of the evicted storages that
-  it would have to be recomputed from), ``component`` (its own and that of the evicted components
-  next to it: union-find with the paper's splitting approximation), ``marginal`` (the recomputation
-  that evicting it adds to that which is ahead anyway: policy/score.h), ``local`` (its own),
-  ``none``;
+  its recomputation needs), ``component`` (its own and that of the evicted components next to it:
+  union-find with the paper's splitting approximation), ``marginal`` (the recomputation that the
+  eviction adds to the present one: policy/score.h), ``local`` (its own), ``none``;
 * ``n``, the number of its recomputations so far, and ``r`` the factor for each;
-* ``m``, the memory that evicting it frees: ``size`` (bytes), ``size+free`` (with the free bytes on
-  both
-  sides, as in MegEngine), ``none``;
-* ``s``, its staleness: the compute time since it was last used; ``a`` between 0 (none) and 1. With
-  ``next=1`` it is the compute time until it is used next, as long as the job repeats what it did
-  before (native/policy/foresight.h).
+* ``m``, the memory that the eviction frees: ``size`` (bytes), ``size+free`` (with the free bytes on
+  both sides, as in MegEngine), ``none``;
+* ``s``, its staleness: the compute time since its last use; ``a`` between 0 (none) and 1. With
+  ``next=1`` it is the compute time until its next use, as long as the job repeats its steps
+  (native/policy/foresight.h).
 
-How room is made with a score is the other half of a published policy, ``room``:
+The second half of a published policy is the way in which room is made with a score, ``room``:
 
-* ``single``: the storage of the least score, one after the other until the request fits;
-* ``window``: the cheapest run of neighbors whose eviction makes a place
+* ``single``: the storage with the least score, one after the other until the request fits;
+* ``window``: the cheapest run of neighbors whose eviction makes enough room
   (native/policy/window_search.h);
-* ``auto``: the way that costs less (docs/concepts/default-policy.md).
+* ``auto``: the cheaper way (docs/concepts/default-policy.md).
 
 A heuristic is given by the name of a preset (``dtr-eqclass``), by its parts
-(``c=ancestors,m=size,s=0.5``; ``r``, ``next``, ``room`` and ``dealloc`` are parts too; those left
-out are as in Heuristic), or by a name registered for a Python callable.
+(``c=ancestors,m=size,s=0.5``; ``r``, ``next``, ``room`` and ``dealloc`` are parts too; defaults are
+those of Heuristic), or by a name registered for a Python callable.
 
-Presets, each with the room that it was published with, and their sources: ``dtr-full``,
+Presets, each with its published way of making room, and their sources: ``dtr-full``,
 ``dtr-eqclass`` and ``lru``: DTR paper, section 4.1; ``coop``: Zhang et al., Coop (NeurIPS 2023),
-whose score leaves the size to the window that is evicted (a neighborhood's cost, as its code in
-OneFlow has it unless told otherwise); ``marginal``: our own (docs/concepts/default-policy.md);
-``adaptive``: begins as ``marginal``, learns the job's step and takes the cheapest policy or plan
-for it (docs/concepts/learning.md). The other published ones are in dtr_alloc/simulation/presets.py.
+whose score leaves the size to the evicted window (a neighborhood's cost, as in its code in OneFlow
+by default); ``marginal``: our own (docs/concepts/default-policy.md); ``adaptive``: begins as
+``marginal``, learns the job's step and takes the cheapest policy or plan for it
+(docs/concepts/learning.md). The other published ones are in dtr_alloc/simulation/presets.py.
 """
 
 from __future__ import annotations
@@ -88,7 +86,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Heuristic:
-    """One way to choose what is evicted; see the top of this module.
+    """A choice of evictions; see the top of this module.
 
     Raises ValueError for a part that is not allowed.
     """
@@ -107,16 +105,15 @@ class Heuristic:
     room: str = "auto"
     """One of ROOMS. Windows need scores: with another ``select`` all is single."""
     dealloc: str = "eager"
-    """The treatment of a tensor that the job dropped while a closure may still need it: ``eager``
-    evicts it at once, ``lazy`` leaves it until memory is needed, when it goes first (without a
-    budget it goes at once, as nothing would ever be needed), ``ignore`` is as ``lazy``, without a
-    budget and for constants, too, ``banish`` removes it for good as soon as nothing evicted depends
-    on it, and never again evicts storages that were computed from it. One of DEALLOCS."""
+    """The treatment of a tensor that the job dropped while a closure may still need it. ``eager``
+    evicts it at once. ``lazy`` leaves it until memory is needed, when it goes first (without a
+    budget it goes at once). ``ignore`` is as ``lazy``, without a budget and for constants, too.
+    ``banish`` removes it for good as soon as nothing evicted depends on it, and never again evicts
+    storages that were computed from it. One of DEALLOCS."""
     foresight: bool = False
-    """Whether ``s`` is the time until the next use, where the job repeats what it did before."""
+    """Whether ``s`` is the time until the next use, if the job repeats its steps."""
     learns: bool = False
-    """Whether the engine follows another choice, room and dealloc once they are known to be
-    cheaper."""
+    """Whether the engine switches to another choice, room and dealloc that proves cheaper."""
 
     def __post_init__(self) -> None:
         for part, value, allowed in (

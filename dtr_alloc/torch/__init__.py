@@ -1,8 +1,8 @@
 """The part of the product that runs inside a PyTorch job.
 
 PyTorch calls our entry point at the end of ``import torch``, and that imports modules of this
-package. So torch is imported here, before any of them: none is ever half-imported then. Of one that
-is too old none is imported.
+package. So torch is imported here, before any of them: none is half-imported then. Under a PyTorch
+that is too old none is imported.
 """
 
 import torch

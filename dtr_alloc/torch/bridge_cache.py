@@ -1,16 +1,16 @@
-"""The folders in which compiled bridges are kept, and what is let in from them.
+"""The folders of compiled bridges, and the conditions for loading from them.
 
-Whoever can write a bridge runs code as the user. So:
+A bridge runs code as the user, so its writers must be trusted:
 
-- A folder is used only if it belongs to the user and nobody else can write to it, and so is a file
-  in it. Folders and files are opened first and looked at then, by their descriptors. So others who
-  may write to a folder above, and exchange what is in it, gain nothing.
-- A bridge ends in the SHA-256 of what is before. It is checked before the bridge is loaded, as a
-  file that was cut off ends the process (SIGBUS), and it may be that of `import torch`.
-- The package's own folder of bridges is let in whoever it belongs to: who can write to it can also
-  exchange the code beside it.
-- A bridge is compiled in a folder of its own, synced and renamed. Who compiles holds a lock, and
-  removes what builds have left that were killed.
+- A folder, or a file in it, is used only if it belongs to the user and nobody else can write to it.
+  Both are opened first and then examined by their descriptors, so exchanging them in a folder above
+  gains nothing.
+- A bridge ends in the SHA-256 of its content, which is checked before the bridge is loaded: a
+  truncated library would end the process (SIGBUS), perhaps during `import torch`.
+- The package's own folder of bridges may have any owner: its writers can also exchange the code
+  beside it.
+- A bridge is compiled in a folder of its own, synced and renamed. The compiling process holds a
+  lock, and removes leftovers of killed builds.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 def candidates() -> list[Path]:
     """The folders that may have a bridge, or get it: DTR_ALLOC_CACHE, or else the user's cache
-    folder, and for where that is not to be used one in the folder for temporary files."""
+    folder, and as its substitute one in the folder for temporary files."""
     named = os.environ.get("DTR_ALLOC_CACHE")
     if named:
         return [Path(named).expanduser()]
@@ -57,8 +57,8 @@ class Cache:
     """One folder, open until close().
 
     Args:
-        create: the folder is made if it is not there, and must be one to write to.
-        packaged: it is part of this package.
+        create: whether the folder is made if necessary, and must be writable.
+        packaged: whether it is part of this package.
 
     Raises BridgeError if the folder cannot be used.
     """
@@ -93,12 +93,12 @@ class Cache:
         self.close()
 
     def address(self, name: str) -> str:
-        """What dlopen finds the bridge by as long as the cache is open, whatever is exchanged on
-        the way to the folder."""
+        """The path of a bridge for dlopen while the cache is open, safe from exchanges in folders
+        above."""
         return f"/proc/self/fd/{self._descriptor}/{name}"
 
     def fault(self, name: str) -> str | None:
-        """Why the bridge cannot be loaded; None if it can. "" if there is none."""
+        """The reason why the bridge cannot be loaded; None if it can. "" if there is none."""
         try:
             content = _read(name, self._descriptor, self._packaged)
         except FileNotFoundError:
@@ -115,12 +115,12 @@ class Cache:
     def build(
         self, name: str, compile_in: Callable[[int], None], check: Callable[[str], object]
     ) -> None:
-        """Compiles the bridge if it is not there.
+        """Compiles the bridge if it does not exist.
 
         Args:
             compile_in: writes a file of that name to the folder with this descriptor. Raises
                 BridgeError.
-            check: gets what dlopen finds the file by. Raises BridgeError if it is not a bridge.
+            check: takes the file's path for dlopen. Raises BridgeError if it is not a bridge.
         """
         try:
             with self._lock() as alone:
@@ -183,7 +183,7 @@ class Cache:
 
 
 def _make(path: Path) -> None:
-    """With the folders above it. None that is made can be written to by others."""
+    """Makes a folder and those above it, with nobody else's access."""
     if path.is_dir():
         return
     if path.parent != path:
@@ -192,7 +192,7 @@ def _make(path: Path) -> None:
 
 
 def _read(name: str, folder: int, packaged: bool = False) -> bytes | str:
-    """A file's content, or what is wrong with the file."""
+    """A file's content, or its fault."""
     # A pipe in its place is not waited for.
     descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     try:
@@ -212,7 +212,7 @@ def _trailer(content: bytes) -> bytes:
 
 
 def _seal(name: str, folder: int) -> None:
-    """Gives what a compiler wrote its checksum. Raises BridgeError if it wrote no library."""
+    """Adds the checksum to a compiled library. Raises BridgeError if it is none."""
     try:
         content = _read(name, folder)
     except FileNotFoundError:
@@ -229,7 +229,7 @@ def _seal(name: str, folder: int) -> None:
 
 
 def _is_library(content: bytes) -> bool:
-    """Whether it is an ELF shared object, of 64 bits and little-endian, with all its segments."""
+    """Whether it is a complete ELF shared object of 64 bits, little-endian."""
     try:
         kind = struct.unpack_from("<H", content, 16)[0]
         (headers,) = struct.unpack_from("<Q", content, 32)

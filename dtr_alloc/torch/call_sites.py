@@ -1,4 +1,4 @@
-"""Call sites in the job: the module that runs, and the line that called it or took an address."""
+"""Call sites in the job: the running module, and the line that called it or took an address."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from dtr_alloc.torch.bridge import Bridge
 from dtr_alloc.torch.live_objects import live_objects
 
 _LIBRARIES = {"dtr_alloc", "numpy", "torch", "triton"}
-"""Packages whose code is none of the job's."""
+"""Packages that are not the job's code."""
 _MOST_LOOKS = 16
-"""At all objects of the process, for modules."""
+"""The most searches of all objects of the process for modules."""
 
 
 class CallSite(NamedTuple):
-    """A part that is not known is ``""``.
+    """An unknown part is ``""``.
 
     Attributes:
-        module: its path from the one that holds all, such as ``h.3.attn``; of that one the name of
-            the class.
+        module: its path from the outermost one, such as ``h.3.attn``; the outermost one's is the
+            name of its class.
         line: of the job, such as ``model.py:81``.
     """
 
@@ -52,7 +52,7 @@ class CallSites:
         self._hooks: list[Any] = []
 
     def number_of_line(self) -> int:
-        """Of the line that runs now."""
+        """The call site of the present line."""
         return self._number(CallSite(line=_line()))
 
     def _number(self, call_site: CallSite) -> int:
@@ -72,7 +72,7 @@ class CallSites:
         self._hooks.append(modules.register_module_forward_hook(self._leave, always_call=True))
 
     def stop(self) -> None:
-        """More calls do nothing."""
+        """May be called again."""
         while self._hooks:
             self._hooks[-1].remove()
             self._hooks.pop()
@@ -117,8 +117,8 @@ class _OfThread(threading.local):
 
 
 _files: dict[int, tuple[str, CodeType]] = {}
-"""By the id of a code that was met: the name of its file, "" if it is none of the job's. (A code is
-hashed with all that it consists of.)"""
+"""By the id of a code: the name of its file, "" if it is not the job's. (Hashing a code would hash
+all its constants.)"""
 
 
 def _line() -> str:

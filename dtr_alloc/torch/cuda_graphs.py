@@ -1,12 +1,12 @@
 """CUDA graph capture under a budget.
 
-A captured graph uses the addresses that it was given whenever it is replayed. So what is live
-becomes resident before a capture begins and nothing is evicted during it; what a captured operator
-touched stays where it is for good; and the graph's own memory, which PyTorch asks for in a private
-pool, is part of the budget and is never evicted (graph/graph_capture.h, bridge/cuda_bridge.cpp).
+A captured graph uses the same addresses in each replay. So all live contents become resident before
+a capture begins, and nothing is evicted during it. Tensors of captured operators stay where they
+are for good. The graph's own memory, which PyTorch requests in a private pool, is part of the
+budget and never evicted (graph/graph_capture.h, bridge/cuda_bridge.cpp).
 
 The graph holds the capture's owner, whose destructor ends the capture. So it ends with the graph at
-the latest, wherever an interrupt comes.
+the latest, also after an interrupt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dtr_alloc.torch.session import Session
 
 
 def install(runtime: Session) -> None:
-    """Has the runtime told of captures, until escapes.uninstall(). Once."""
+    """Reports captures to the runtime, until escapes.uninstall(). Once."""
     graph = torch.cuda.CUDAGraph
     begin, end = graph.capture_begin, graph.capture_end
 

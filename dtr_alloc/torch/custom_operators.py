@@ -1,10 +1,11 @@
-"""Custom operators: which of them may be repeated.
+"""Custom operators, and the conditions for repeating them.
 
 The user may declare an operator of a custom library as *trusted*, or as never to be repeated.
 Without a declaration it is *tried*: some of its first calls run twice, and if both runs give the
-same bits it is repeated from then on (native/bridge/trial.h). Only operators are tried that take
-and return tensors, and that by their schemas neither overwrite nor return their arguments.
-Operators without tensor arguments, such as one that reads a file, would often pass by chance."""
+same bits it is repeated from then on (native/bridge/trial.h). An operator is tried only if it takes
+and returns tensors, and by its schema neither overwrites nor returns its arguments. Operators
+without tensor arguments, such as one that reads a file, would often pass by chance.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ from dtr_alloc.config import OPERATOR_FORMS, ConfigError, operator_or_namespace
 _declared: dict[str, bool] = {}
 """The last declaration for a namespace or an operator: whether it is trusted."""
 _of_session: tuple[str, ...] = ()
-"""Trusted as the setting ``trust`` says."""
+"""Trusted by the setting ``trust``."""
 _forget_rules: Callable[[], None] | None = None
-"""Has the rule of each operator made again at its next call."""
+"""Makes the rule of each operator again at its next call."""
 
 
 def trust(name: str) -> None:
-    """Has the results of a custom operator evicted and computed again, without a trial.
+    """Has the results of a custom operator evicted and recomputed, without a trial.
 
-    Custom operators whose schemas overwrite nothing are tried otherwise: their first calls run
+    Without it, custom operators whose schemas overwrite nothing are tried: their first calls run
     twice, and one that gives the same both times is repeated from then on
-    (dtr_alloc/torch/custom_operators.py). One that overwrites arguments, as its schema says, is
-    repeated if it is trusted. It must then give the same bits for the same arguments and the same
-    state of PyTorch's generators, and its schema must say what it overwrites.
+    (dtr_alloc/torch/custom_operators.py). One that overwrites arguments, by its schema, is repeated
+    if it is trusted. It must then give the same bits for the same arguments and the same state of
+    PyTorch's generators, and its schema must name all overwritten arguments.
 
     A function of a C++ extension that is no operator is never tried, but repeated if it is trusted
     (dtr_alloc/torch/extensions.py).
@@ -40,7 +41,7 @@ def trust(name: str) -> None:
             a function: its package and name.
 
     It counts from the next call on, in this session and later ones; ``DTR_ALLOC_TRUST`` and the
-    setting ``trust`` do the same for one session. Raises ConfigError for what is no such name.
+    setting ``trust`` do the same for one session. Raises ConfigError for any other name.
     """
     _say(name, True)
 
@@ -75,8 +76,8 @@ def after_each_declaration(forget_rules: Callable[[], None]) -> None:
 
 
 def declared(namespace: str, name: str) -> bool | None:
-    """Whether an operator, given by its name without a namespace, was declared as trusted; None
-    without a declaration. One for an operator takes precedence over one for a namespace, and one of
+    """Whether an operator, by its name without a namespace, was declared as trusted; None without a
+    declaration. A declaration for an operator takes precedence over one for a namespace, and one of
     the program over the setting."""
     for key in (f"{namespace}::{name}", namespace):
         if key in _declared:

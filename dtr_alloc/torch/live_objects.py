@@ -1,4 +1,4 @@
-"""The objects of the process that are of a class."""
+"""The objects of a class in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def live_objects(of: type[T]) -> list[T]:
-    """Those that the garbage collector knows. By their types: a proxy's ``__class__`` may import or
-    make what it stands for. In C throughout, as a process has a million objects."""
+    """Those that the garbage collector knows, by their types: a proxy's ``__class__`` may import or
+    make its target. In C throughout, as a process has a million objects."""
     objects = gc.get_objects()
     return list(compress(objects, map(issubclass, map(type, objects), repeat(of))))

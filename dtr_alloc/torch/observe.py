@@ -1,7 +1,7 @@
 """Observes the first steps of a job, for advice (dtr_alloc/advise/suggest.py), and ends them.
 
-In addition to the op log of these steps, it records the use of the memory that is held between
-steps, and the time of a step.
+Beside the op log of these steps, it records the use of the memory that is held between steps, and
+the time of a step.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ from dtr_alloc.torch.live_objects import live_objects
 from dtr_alloc.torch.runtime import Runtime
 
 TIMED = 4
-"""Steps that are made for their time, after those that are recorded: that takes time itself."""
+"""Steps that are timed, after the recorded ones: recording takes time itself."""
 
 
 class Observer:
-    """Ends the op log and calls ``then``, once: when so many steps of optimizers were recorded and
-    TIMED more were timed, after so many seconds, or by finish(), whichever comes first, on the
-    thread where that is. A session must be on, and its log end with the steps.
-    """
+    """Ends the op log and calls ``then``, once: after so many recorded steps of optimizers and
+    TIMED more, after so many seconds, or by finish(), whichever comes first, on the thread of that
+    event. A session must be on, and its log end with the steps."""
 
     def __init__(self, steps: int, seconds: float, then: Callable[[Observed], None]) -> None:
         self._steps = steps
@@ -70,9 +69,9 @@ class Observer:
 def clock() -> tuple[int, float]:
     """The thread, and its clock in seconds.
 
-    On the CPU that is processor time of the thread: the clock on the wall counts other programs,
-    too. Where other threads take their shares of an operator, this one has a share that takes as
-    long. On a device it is the time on the wall once the device is idle.
+    On the CPU that is processor time of the thread, which other programs do not affect. If other
+    threads share an operator, this thread's share takes as long as theirs. On a device it is the
+    time on the wall once the device is idle.
     """
     if api.active().device_type == "cpu":
         return threading.get_ident(), time.thread_time()
@@ -81,7 +80,7 @@ def clock() -> tuple[int, float]:
 
 
 def observe(steps: int) -> Observed:
-    """What the session's job held until now. Ends the session's log."""
+    """The job's memory until now. Ends the session's log."""
     runtime = api.active()
     stats = api.stats()
     held, outside_bytes = addresses_not_kept(held_bytes, runtime, stats["allocated_bytes"])
@@ -100,7 +99,7 @@ def observe(steps: int) -> Observed:
 
 
 def timed(observed: Observed, ends: Sequence[tuple[int, float]]) -> Observed:
-    """With the times of further steps, from clock() at their ends. A step that began in another
+    """Adds the times of further steps, from clock() at their ends. A step that began in another
     thread has none."""
     stats = api.stats()
     if stats["evictions"] or stats["swaps"]:
@@ -120,11 +119,11 @@ def suggest(
 
     Args:
         step: makes one whole step, such as forward, backward and the optimizer's; it is called
-            ``steps`` times, and four times more to be timed. The model may have been made before.
+            ``steps`` times, and four times more to be timed. The model may exist before.
         steps: 3 and more, as a step is known once it has been seen three times.
         device: as of dtr_alloc.enable(). On CUDA nothing may have used the device yet.
-        budget: under which they are made, where there is no room for them without. What cannot be
-            computed again may go to host memory then.
+        budget: of the steps, if they do not fit without. Contents that cannot be recomputed may
+            then go to host memory.
 
     Returns the output of ``dtr-alloc suggest``: ``print(dtr_alloc.suggest(step))``. Raises
     ValueError for fewer steps, and the errors of enable() and of the steps.
@@ -152,9 +151,9 @@ def _is_float32(runtime: Runtime) -> bool:
 
 
 def held_bytes(runtime: Runtime, allocated_bytes: int) -> tuple[dict[str, int], int]:
-    """What the process's tensors on the device are held for, by kind, and how much of that is not
-    in the session's memory, because it was there before. A storage counts once, for the first kind
-    that has it; what is of no kind is "other"."""
+    """The process's tensors on the device by kind, in bytes, and the bytes outside of the session's
+    memory, from before it. A storage counts once, for its first kind; storages without a kind are
+    "other"."""
     parameters = live_objects(torch.nn.Parameter)
     optimizers = live_objects(torch.optim.Optimizer)
     modules = live_objects(torch.nn.Module)

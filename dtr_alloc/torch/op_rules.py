@@ -1,9 +1,9 @@
-"""The rules of operators: whether running one again gives the same, decided once per operator.
+"""The rules of operators: whether another run gives the same, decided once per operator.
 
-An operator of a known namespace is pure unless the table says otherwise: its results depend on
-its arguments alone, and it touches nothing but what its schema marks as written. The exceptions
-are listed here, each with its reason. For those of custom libraries see custom_operators.py: what
-is not repeated returns constants.
+An operator of a known namespace is pure unless a table says otherwise: its results depend on its
+arguments alone, and it changes only the arguments that its schema marks as written. The exceptions
+are listed here, each with its reason. For custom libraries see custom_operators.py. Operators that
+are not repeated return constants.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
 """How an operator uses a tensor argument; the numbers of dtr/ops.h (DTR_USE_...)."""
 
 NAMESPACES = {"aten", "fsdp", "inductor", "mkldnn", "prims"}
-"""Namespaces of PyTorch's own, whose operators' schemas tell the truth but for the tables below."""
+"""PyTorch's own namespaces, whose schemas are correct but for the tables below."""
 
 VIEWS = {
     # Aliases without an alias mark in the schema.
@@ -36,8 +36,9 @@ UNINITIALIZED = {
     *("empty", "empty_like", "empty_strided", "empty_permuted", "empty_quantized"),
     *("new_empty", "new_empty_strided"),
 }
-"""Results are whatever was in memory: constants, which the engine adopts when it first meets them,
-until they are overwritten, at once or in parts. Of their arguments they read shapes alone."""
+"""Results are the present content of memory: constants, which the engine adopts when it first meets
+them, until they are overwritten, at once or in parts. They read only the shapes of their
+arguments."""
 
 OFTEN_PASSING = {
     *("_reshape_alias", "alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh"),
@@ -64,14 +65,14 @@ IMPURE = {
 """Operators that are not repeated, and why."""
 
 WRITES_NOTHING = {"record_stream"}
-"""Operators whose schema marks an argument as written that keeps its content."""
+"""Operators whose schema marks an argument as written although it keeps its content."""
 
 WRITE_ONLY_SELF = {
     *("copy_", "fill_", "zero_", "normal_", "uniform_", "exponential_", "random_"),
     *("cauchy_", "log_normal_", "geometric_", "bernoulli_", "_foreach_copy_", "_foreach_zero_"),
 }
 """Write every element of their first argument and read none. (The engine still treats it as an
-input when it is a view of a part of its storage.)"""
+input if it is a view of a part of its storage.)"""
 
 HIDDEN_STATE = dict.fromkeys(
     (
@@ -80,24 +81,24 @@ HIDDEN_STATE = dict.fromkeys(
     ),
     ("running_mean", "running_var"),
 )
-"""Arguments that are updated in training mode and are then no input of the results."""
+"""Arguments that are updated in training mode, and are no inputs of the results then."""
 
 NOISE = {"rrelu_with_noise", "rrelu_with_noise_"}
 """Write their argument ``noise`` in training mode, every element, and do not touch it otherwise."""
 
 COPIES = {"copy_"}
-"""All they do is to copy their second tensor to their first, element by element."""
+"""Only copy their second tensor to their first, element by element."""
 
 UNMARKED_WRITES = {
     "mkldnn_rnn_layer_backward": ("workspace",),
     "all_gather_copy_in": ("all_gather_output",),
 }
 """Arguments that are read and written without a mark in the schema: oneDNN computes in the
-workspace that its forward gave, and FSDP2 fills a part of what it gathers to."""
+workspace of its forward, and FSDP2 fills a part of the gathered tensor."""
 
 COLLECTIVES = {"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "symm_mem"}
 """Namespaces of torch.distributed. Their operators may end before their work does, which uses the
-memory of their tensors by itself: it stays where it is from then on, and is never given up."""
+memory of their tensors by itself. That memory is never moved or evicted again."""
 
 _READING_COLLECTIVES = {"send", "barrier", "monitored_barrier_", "check_for_nan"}
 _WRITING_COLLECTIVES = {"irecv", "batch_p2p_ops"}
@@ -105,7 +106,7 @@ _WRITING_COLLECTIVES = {"irecv", "batch_p2p_ops"}
 
 def _collective_writes(namespace: str, name: str, argument: str) -> bool:
     """Whether an operator of torch.distributed overwrites an argument without a mark in the schema.
-    Those of c10d have no marks at all: what is not called an input is overwritten."""
+    Operators of c10d have no marks: they overwrite all arguments that are not named input."""
     if namespace == "c10d":
         return name not in _READING_COLLECTIVES and not argument.startswith("input")
     return namespace == "_c10d_functional" and name in _WRITING_COLLECTIVES
@@ -115,19 +116,19 @@ PINNING_COMPOSITES = {
     *("tensor_split.tensor_indices_or_sections", "ctc_loss.Tensor", "_pad_packed_sequence"),
     *("lstm.data", "gru.data", "rnn_tanh.data", "rnn_relu.data"),
 }
-"""Operators above the capture, which meets only what they call, whose kernels read the memory of
-their integer arguments themselves: lengths, indices."""
+"""Operators above the capture, which sees only their calls, whose kernels read the memory of their
+integer arguments (lengths, indices) themselves."""
 
 WHOLE_COMPOSITES = {
     *("_sobol_engine_draw", "_sobol_engine_ff_", "_sobol_engine_scramble_"),
     *("_sobol_engine_initialize_state_", "_saturate_weight_to_fp16", "_rowwise_prune"),
 }
-"""Operators above the capture whose kernels use the memory of all their arguments themselves, and
-which have no gradient: they are met as one operator each."""
+"""Operators above the capture, without a gradient, whose kernels use the memory of all their
+arguments themselves: each is captured as one operator."""
 
 WHOLE_WITHOUT_GRADIENT = {"max_pool1d"}
-"""Operators above the capture that call others where a gradient is wanted, and otherwise use the
-memory of their first argument themselves: then they are met as one operator each."""
+"""Operators above the capture that call others if a gradient is wanted, and otherwise use the
+memory of their first argument themselves: then each is captured as one operator."""
 
 
 _LISTS = {"List[Tensor]": 1, "List[Optional[Tensor]]": 2}
@@ -135,7 +136,7 @@ _LISTS = {"List[Tensor]": 1, "List[Optional[Tensor]]": 2}
 
 
 _ANYTHING = ("Any", "t", "List[t]")
-"""Types of arguments that may be tensors or not."""
+"""Types of arguments that may or may not be tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +158,23 @@ class TensorArgument:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How the recorder treats one operator. A position is an index in its schema, -1: none.
+    """The recorder's treatment of one operator. A position is an index in its schema, -1: none.
 
     Attributes:
         name: such as ``aten.add.Tensor``.
-        key: what the engine knows the operator by; see dtr_alloc/costs.py.
-        passes: needs no data and changes none: nobody records it.
-        looks: reads tensors, and makes and changes none: what it reads must be there.
+        key: the engine's number of the operator; see dtr_alloc/costs.py.
+        passes: needs no data and changes none, so it is not recorded.
+        looks: reads tensors, and makes and changes none: its arguments must be resident.
         lasts: its work may go on, with its tensors' memory, after it ended.
-        because: why running it again on the same inputs might give other bits, as what it does;
+        because: the reason, a predicate, why another run on the same inputs might give other bits;
             ``""``: it gives the same.
-        tried: that is not known, and its first calls are to show it.
+        tried: that is not known, and its first calls will show it.
         of_others: of a library that is not PyTorch's.
         copies: copies its second tensor to its first.
-        random: draws from a generator. (Backward operators are tagged so, too, but get the mask or
+        random: draws from a generator. (Backward operators are tagged so, too, but take the mask or
             the seed of the forward as an argument.)
-        generator: position of the generator that it can be given.
-        device: position of the device that it makes its results on.
+        generator: position of its generator.
+        device: position of the device of its results.
         dropout: position of the probability, at 0 of which nothing is drawn.
         training: position of the flag that says whether hidden state is written; none: it is.
         tensors: the arguments that can hold tensors.
@@ -204,7 +205,7 @@ class Rule:
         """The rule for native/bridge/rules.h.
 
         Args:
-            number: the place of the rule in a list of its caller's.
+            number: the index of the rule in the caller's list.
         """
         marks = (
             *(self.passes, self.looks, self.lasts, self.recomputable, self.tried),

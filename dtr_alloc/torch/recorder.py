@@ -2,13 +2,13 @@
 
 Operators are captured and repeated in C++ (native/bridge/capture.cpp, repeat.h). Python adds:
 
-- *Rules.* When the capture meets an operator for the first time, it asks for its rule
+- *Rules.* When the capture first meets an operator, it asks for the operator's rule
   (dtr_alloc/torch/op_rules.py).
 - *Interception.* Operators reach the capture by a dispatch key that each thread includes. If
   PyTorch uses that key itself, they reach it by a dispatch mode (InterceptionMode). A mode costs
-  more, and code of PyTorch that asks for modes sees it.
+  more, and is visible to code of PyTorch that asks for modes.
 - *Calls.* A Python function of tensors may count as one operator, such as a compiled graph. It is
-  repeated by calling the function again.
+  repeated by another call.
 
 The capture calls Python by operators of the library ``dtr_alloc`` that are implemented here. So
 PyTorch converts arguments, takes the GIL, and carries exceptions through C++ in both directions.
@@ -53,7 +53,7 @@ _KERNELS = torch._C._dispatch_keyset_full_after(_KEY) - torch._C.DispatchKeySet(
     torch._C.DispatchKey.Python
 )
 ABOVE_KERNELS = torch._C._dispatch_keyset_full() - _KERNELS
-"""Excluded where operators run as kernels only."""
+"""Excluded to run operators as kernels only."""
 
 _COMPOSITES = {
     Composite.PINNED: PINNING_COMPOSITES,
@@ -80,7 +80,7 @@ class _Call:
 
     Attributes:
         function: takes a list of arguments, which it may empty.
-        kept: the arguments, TENSOR for a tensor.
+        kept: the arguments, with TENSOR for each tensor.
     """
 
     function: Callable[[list[Any]], Any]
@@ -88,11 +88,11 @@ class _Call:
 
 
 class _FirstRun:
-    """The first run of a call. Called by the capture; nobody else has it but who waits for it.
+    """The first run of a call. The capture calls it.
 
     Attributes:
-        begun: whether the capture has it, and says when its call is needed no more.
-        returned: what it gave.
+        begun: whether the capture has it, and will report that its call is no longer needed.
+        returned: its result.
     """
 
     __slots__ = ("_function", "_given", "begun", "returned")
@@ -104,7 +104,7 @@ class _FirstRun:
         self.returned: Any = None
 
     def __call__(self) -> bytes:
-        """The addresses of its results, 0 for what is no tensor."""
+        """The addresses of its results, 0 for other values than tensors."""
         self.begun = True
         given, self._given = self._given, []
         self.returned = self._function(given)
@@ -140,10 +140,10 @@ class Recorder:
         device_type: ``"cpu"`` or ``"cuda"``.
 
     Attributes:
-        rules: of the operators that were met, in that order.
+        rules: of the operators so far, in the order of their first calls.
         by_mode: whether a dispatch mode feeds the capture.
-        explain: raises the error that a Python heuristic failed with, if one did on this thread;
-            is given the message of the resulting error.
+        explain: raises the error of a Python heuristic, if it failed on this thread; takes the
+            message of the resulting error.
         drain_log: writes the pending part of the op log.
         meet_operator: is called when an operator is met for the first time.
     """
@@ -187,7 +187,7 @@ class Recorder:
         """Records the operators of all threads (dtr_alloc/torch/threads.py).
 
         Args:
-            views: whether operators that need no data come to the capture, too: for op logs.
+            views: whether the capture also sees operators that need no data: for op logs.
         """
         if self._views != views:  # other threads may run operators in the meantime
             self._bridge.let_pass([] if views else _operators_that_pass())
@@ -196,7 +196,7 @@ class Recorder:
         self._each_thread.start()
 
     def stop(self) -> None:
-        """The reverse of start(). Operators of threads that go on pass unrecorded."""
+        """The reverse of start(). Later operators of other threads pass unrecorded."""
         self._bridge.capture(False)
         self._each_thread.stop()
         self._leave()
@@ -233,7 +233,7 @@ class Recorder:
         self._materialize_all(_NO_KEYS)
 
     def settle(self, tensor: Tensor) -> None:
-        """Computes what depends on a tensor, as before an operator that overwrites it."""
+        """Computes the dependents of a tensor, as before an operator that overwrites it."""
         self._settle(_NO_KEYS, tensor._cdata | lib.DTR_USE_MUTATE)
 
     def settle_all(self, tensors: Iterable[Tensor]) -> None:
@@ -241,20 +241,20 @@ class Recorder:
         self._settle_all(_NO_KEYS, [tensor._cdata for tensor in tensors])
 
     def keep_inside(self, tensor: Tensor) -> bool:
-        """Makes a tensor resident until the operator ends that runs on this thread, and when that
-        runs again, if it is one inside of which others run, such as one that Python implements;
-        whether it is."""
+        """Keeps a tensor resident until the operator on this thread ends, and whenever that runs
+        again, if other operators run inside of it, as in one that Python implements; returns
+        whether they do."""
         return is_inside() and self._keep_inside(_NO_KEYS, tensor._cdata)
 
     def lend(self, generator: torch.Generator) -> None:
-        """Has a generator stand where it stands once the operator ends that runs again on this
-        thread, if one does."""
+        """Restores the present state of a generator at the end of the operator that runs again on
+        this thread, if one does."""
         if is_inside():
             self._lend(_NO_KEYS, generator)
 
     def sees(self, arguments: Sequence[Any]) -> bool:
-        """Whether operators on these arguments would come to the capture on this thread, as they
-        are: not inside of another operator, and not on tensors with a dispatch of their own."""
+        """Whether the capture would see operators on these arguments on this thread: not inside of
+        another operator, and not on tensors with a dispatch of their own."""
         if is_inside() or not (
             self.by_mode or torch._C._dispatch_tls_is_dispatch_key_included(_KEY)
         ):
@@ -280,19 +280,19 @@ class Recorder:
         judged: bool = False,
         constant: bool = False,
     ) -> Any:
-        """Runs a function of tensors as one operator, and returns what it returns.
+        """Runs a function of tensors as one operator, and returns its result.
 
         Args:
-            function: gets a list of arguments and may empty it. Run again with the same values, it
-                must give the same results. It may neither keep its arguments nor use tensors that
-                are no arguments, unless they stay as they are.
-            arguments: tensors, and anything else, which is kept. Emptied, so that the function can
-                let go of what it needs no more.
-            name: what it is called in costs, logs and messages.
+            function: takes a list of arguments and may empty it. With the same values it must give
+                the same results. It may neither keep its arguments nor use other tensors, unless
+                they stay unchanged.
+            arguments: tensors, and other values, which are kept. Emptied, so that the function can
+                release them.
+            name: in costs, logs and messages.
             mutated: positions of tensors that it overwrites.
-            judged: it need not give the same where an operator inside is not repeated: its results
-                are constants then.
-            constant: it is not repeated: its results, and what it overwrites, are constants.
+            judged: whether its results are constants if an operator inside is not repeated.
+            constant: whether it is not repeated: its results, and its overwritten arguments, are
+                constants.
         """
         self._bridge.forget_dropped(self._calls)
         number = next(self._numbers)
@@ -343,7 +343,8 @@ class Recorder:
         return rule.numbers(number)
 
     def not_repeated_inside(self, number: int) -> None:
-        """Says which operator, given by the number of its rule, keeps what a graph gives; once."""
+        """Reports, once, the operator, by the number of its rule, that makes a graph's results
+        constants."""
         rule = self.rules[number]
         if rule.key not in self._said:
             self._said.add(rule.key)
@@ -354,7 +355,7 @@ class Recorder:
             )
 
     def try_again(self, trial: int) -> str:
-        """Has an operator that is tried run again; the name of the error that it raises, if one."""
+        """Runs a tried operator again; returns the name of its error, or ""."""
         try:
             self._run_trial(_NO_KEYS, trial)
         except Exception as error:
@@ -371,7 +372,7 @@ class Recorder:
 
 @functools.cache
 def _operators_that_pass() -> list[tuple[str, str]]:
-    """Names and overloads of operators that nobody records and that jobs call often."""
+    """Names and overloads of unrecorded operators that jobs call often."""
     found = []
     for qualified in torch._C._dispatch_get_all_op_names():
         name, _, overload = qualified.partition(".")
@@ -399,7 +400,7 @@ def _overload(name: str, overload: str) -> OpOverload:
 
 
 def _parts(results: Any) -> list[Tensor | None]:
-    """What a call gave, with None for what is no tensor."""
+    """The results of a call, with None for other values than tensors."""
     parts = results if isinstance(results, list | tuple) else [results]
     return [part if isinstance(part, Tensor) else None for part in parts]
 
@@ -419,7 +420,7 @@ _libraries: list[Any] = []
 def _define(recorder: Recorder) -> None:
     """The operators that the capture calls; native/bridge/capture.cpp implements others.
 
-    A torch.library.Library would take them back when the interpreter begins to end, and handlers of
+    A torch.library.Library would be destroyed when the interpreter begins to end, and handlers of
     atexit, daemon threads and ``__del__`` run operators after that. So they stay for good.
     """
     while _libraries:
@@ -447,7 +448,8 @@ def _define(recorder: Recorder) -> None:
 
 def _let_higher_order_operators_pass() -> None:
     """Operators with functions as arguments (flex_attention, cond) look for a Python kernel at
-    every key that is included, and find none at ours. What they call comes by itself.
+    every included key, and find none at ours. The operators that they call are captured by
+    themselves.
 
     Upstream: torch/_ops.py, HigherOrderOperator.dispatch.
     """

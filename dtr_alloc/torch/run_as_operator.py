@@ -39,32 +39,31 @@ def run_as_operator(
     mutated: Iterable[int | str] = (),
     name: str = "",
 ) -> Any:
-    """Runs a function of tensors as one operator, such as a kernel that PyTorch does not know; or,
-    given no arguments, decorates it so that each of its calls does::
+    """Runs a function of tensors as one operator, such as a kernel that PyTorch does not know.
+    Without arguments, it decorates the function, so that each call does::
 
         @dtr_alloc.run_as_operator(mutated=["out"])
         def scale(x, out, factor):
             kernel[grid](x, out, factor)
 
-    Its results can be evicted, and are computed by calling it again with the same values; it must
-    give the same then. It may ask tensors for their addresses, and use them until it returns. If it
-    seeds a generator of PyTorch, that stands after a later call where it stood before.
-    Autograd does not look inside: call this in forward() and backward() of a
-    torch.autograd.Function. Without a budget, and inside of another such function, it is just
-    called.
+    Its results can be evicted, and are recomputed by calling it again with the same values; it must
+    then give the same results. It may ask tensors for their addresses, and use them until it
+    returns. If it seeds a generator of PyTorch, a later call restores the generator. Autograd does
+    not look inside: call this in forward() and backward() of a torch.autograd.Function. Without a
+    budget, and inside of another such function, it is just called.
 
     Args:
         function: returns a tensor, or tensors in lists, tuples and dictionaries, in memory that
-            PyTorch allocated. It uses no tensors but its arguments, and others that stay as they
-            are; these can be evicted, and are back when it is called again.
+            PyTorch allocated. It uses no tensors but its arguments, and others that stay unchanged;
+            these can be evicted, and are back when it is called again.
         arguments: tensors, also in lists, tuples and dictionaries, and values of any other type,
             which are kept. Those of a decorated function may be given by name.
         mutated: positions or names of the arguments whose tensors it overwrites.
         name: for messages, logs and costs; by default that of the function.
 
     Raises StateError if the function reads an evicted tensor that depends on one which it
-    overwrites, TypeError where mutated says what is no tensor among the arguments, and RuntimeError
-    where an argument wants a gradient, which the result would not have.
+    overwrites, TypeError if mutated names anything but tensors of the arguments, and RuntimeError
+    if an argument requires a gradient, which the result would not have.
     """
     mutated = tuple(mutated)
     if function is None:

@@ -1,7 +1,7 @@
 """The runtime of a process: an engine with one pool per device, the bridge to torch, the recorder.
 
-The pools outlive a session: memory that they gave out may still be in use, and the next session
-takes the same pools with another budget. dtr_alloc/torch/api.py switches a runtime on and off.
+The pools outlive a session: their memory may stay in use, and the next session takes the same pools
+with another budget. dtr_alloc/torch/api.py switches a runtime on and off.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from dtr_alloc.traces.recording import Recording
 
 LONGEST_WAIT_S = 30.0
-"""How long a session that ends waits for operators on other threads."""
+"""The longest time that the end of a session waits for operators on other threads."""
 
 _C10_CPU, _C10_CUDA = 0, 1
 
@@ -55,13 +55,13 @@ _PRESENT = {
     *("total_bytes", "chunk_bytes", "host_bytes", "evictable_bytes", "kept_constant_bytes"),
     *("evicted_storages", "live_blocks", "live_storages", "live_ops", "beyond_bytes"),
 }
-"""Numbers in stats() that say how it is now. All but these and the peaks only grow."""
+"""Counters in stats() of the present state. All others, except peaks, only grow."""
 
 _OF_TUNER = (
     *("learning", "policies", "policies_tried"),
     *("followed_since_step", "followed_repeats"),
 )
-"""Numbers of the engine that stats() says in words."""
+"""Numbers of the engine that stats() puts into words."""
 
 
 class Runtime:
@@ -100,8 +100,8 @@ class Runtime:
         self._undo: list[Callable[[], None]] = []
 
     def begin_capture(self, owner: Any) -> None:
-        """Until dtr_end_capture() of the owner, all that is live is resident and stays so. Raises
-        torch.OutOfMemoryError if it does not fit."""
+        """Makes all live contents resident and keeps them so until dtr_end_capture() of the owner.
+        Raises torch.OutOfMemoryError if they do not fit."""
         check(lib.dtr_begin_capture(self.engine, owner))
         try:
             self.recorder.bring_back_all()
@@ -116,7 +116,7 @@ class Runtime:
             torch.cuda.synchronize(index)
 
     def set_budget(self, budget: Budget) -> None:
-        """Each device's pool gets the budget. All keep the old one if one cannot do with it."""
+        """Each device's pool gets the budget. All keep the old one if one cannot hold it."""
         before, config = self.pools.budget_bytes(), self.config
         try:
             self.pools.set_budget(budget)
@@ -145,7 +145,7 @@ class Runtime:
         )
 
     def _learning(self, engine: Any) -> str:
-        """Where the step tuner is; empty where there is none."""
+        """The state of the step tuner; empty if there is none."""
         learned = engine.learned - self._before.get("learned", 0)
         return _learning_in_words(self.config, engine, learned)
 
@@ -162,8 +162,8 @@ class Runtime:
         check(lib.dtr_engine_reset_peak(self.engine))
 
     def configure(self, config: Config, **options: object) -> None:
-        """Takes other settings, and fields of dtr_engine_options that no setting has; the budget is
-        set apart."""
+        """Applies other settings, and fields of dtr_engine_options without a setting; the budget is
+        set separately."""
         scorer = scorer_of(config)
         ours, _kept = _engine_options(config, scorer, self.device_type)
         for name, value in options.items():
@@ -199,8 +199,8 @@ class Runtime:
         return None
 
     def start(self, config: Config, costs_file: costs.CostFile | None, light: bool) -> None:
-        """Puts the allocator, the escapes and the recorder in place, in this order. Whatever is
-        raised meanwhile, nothing is in place then.
+        """Installs the allocator, the escapes and the recorder, in this order. After an error,
+        nothing is installed.
 
         Args:
             config: the settings from now on.
@@ -283,8 +283,8 @@ class Runtime:
 
     def _unwind(self) -> None:
         """Undoes the steps of start(), the last first. A step may be undone twice, or without
-        having been done. An interrupt is raised after all; the next start() undoes the steps that a
-        second interrupt leaves."""
+        having been done. An interrupt is raised at the end; the next start() undoes the steps that
+        a second interrupt leaves."""
         try:
             while self._undo:
                 self._undo[-1]()
@@ -398,7 +398,7 @@ class Runtime:
 
     def _wait_for_operators(self) -> None:
         """Until none runs on another thread. Operators that begin there wait until
-        bridge.hold_others(0); or, where an interrupt prevents that, for as long as is said here."""
+        bridge.hold_others(0) or, if an interrupt prevents that, for the time given here."""
         end = time.monotonic() + LONGEST_WAIT_S
         self.bridge.hold_others(2 * LONGEST_WAIT_S)
         while running := self.bridge.running_elsewhere():
@@ -411,7 +411,7 @@ class Runtime:
             time.sleep(0.0005)
 
     def use_costs(self, file: costs.CostFile | None) -> None:
-        """A session begins with the costs that its file says, or with none."""
+        """A session begins with the costs of its file, or with none."""
         if file is None:
             costs.forget(self.engine)
         else:
@@ -426,8 +426,8 @@ class Runtime:
 
     def stop_in_child(self) -> None:
         """After fork: the child allocates as without dtr_alloc, and records nothing. Evicted
-        contents stay evicted, and raise when they are read. CUDA does not work in a forked child,
-        with us or without."""
+        contents stay evicted, and raise when they are read. CUDA does not work in a forked child in
+        any case."""
         self.is_active = False
         self._undo.clear()
         if self.timeline is not None:
@@ -456,12 +456,12 @@ class Runtime:
             self.recorder.bring_back(int(ffi.cast("intptr_t", handle)))
 
     def unseen_writes(self) -> int:
-        """How many writes past the operators have been noticed."""
+        """The number of noticed writes outside of operators."""
         return int(self._engine_stats().unseen_writes)
 
     def has_ample_room(self) -> bool:
         """Whether nothing was ever evicted or swapped out, and each device uses less than half of
-        its budget. Then all that depends on any tensor is there, and fits (Engine::settle)."""
+        its budget. Then all dependents of any tensor are resident, and fit (Engine::settle)."""
         stats = self._engine_stats()
         if stats.evictions or stats.swaps:
             return False
@@ -508,7 +508,7 @@ class Runtime:
         check(lib.dtr_pin_made(self.engine, owners[-1]))
 
     def give_away(self, tensor: Tensor) -> None:
-        """The address of the tensor's memory is given to others, who may keep it."""
+        """The address of the tensor's memory is given to others, and may be kept."""
         owner = self.pin_for_a_while(tensor)
         check(lib.dtr_pin(self.engine, self.address(tensor), 1, self.call_sites.number_of_line()))
         del owner
@@ -523,14 +523,14 @@ class Runtime:
 
 
 def scorer_of(config: Config) -> Scorer | None:
-    """What calls the configured heuristic, if that is a Python callable."""
+    """The caller of the configured heuristic, if that is a Python callable."""
     return None if config.heuristic.score is None else Scorer(config.heuristic)
 
 
 _STATED_MOVES_PER_S = {"cpu": 4e9, "cuda": 200e9}
 _STATED_SWAPS_PER_S = {"cpu": 1.5e9, "cuda": 12e9}
-"""How fast copies within a device, and to and from host memory, are taken to be, in bytes, where
-costs are stated."""
+"""The assumed bandwidths of copies within a device, and to and from host memory, in bytes, if costs
+are stated."""
 
 
 def _engine_options(config: Config, scorer: Scorer | None, device_type: str) -> tuple[Any, Any]:
@@ -622,8 +622,8 @@ _engines: list[Any] = []
 
 
 def _create_engine(config: Config, scorer: Scorer | None, device_type: str) -> Any:
-    """The engine of the process's one runtime. If there is one already, an interrupt came before
-    anybody had its runtime: it goes, and lets go of the pools."""
+    """The engine of the process's one runtime. An existing one is left from an interrupt before its
+    runtime was complete: it is destroyed, and releases the pools."""
     while _engines:
         lib.dtr_engine_destroy(_engines[-1][0])  # or it was, when the next interrupt came
         _engines.pop()

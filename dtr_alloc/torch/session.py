@@ -1,4 +1,4 @@
-"""What the parts of a session use of the runtime (dtr_alloc/torch/runtime.py, which makes them)."""
+"""The interface of the runtime (dtr_alloc/torch/runtime.py) for the parts of a session."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class Session(Protocol):
-    """The runtime of a process, as the parts of its session see it."""
-
     bridge: Bridge
     call_sites: CallSites
     config: Config

@@ -285,10 +285,10 @@ class TestErrors:
             compile_log(path)
 
     def test_zst_without_a_library_names_one(self, tmp_path, monkeypatch):
-        def no_library():
+        def no_library(name):
             raise ImportError
 
-        monkeypatch.setattr(oplog.format, "_zstd", no_library)
+        monkeypatch.setattr(oplog.format, "import_module", no_library)
         with pytest.raises(LogError, match=r"backports\.zstd"):
             compile_log(tmp_path / "job.log.zst")
 
