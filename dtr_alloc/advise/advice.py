@@ -129,7 +129,7 @@ def _by_call(observed: Observed) -> Counter[tuple[Call, str]]:
 
 def _fillers(observed: Observed) -> Table:
     columns = ("module", "operator", "line", "size")
-    table = _table("What fills it, by what made it", columns, _NUMBERS)
+    table = _table("Its contents, by operator", columns, _NUMBERS)
     sizes: Counter[Call] = Counter()
     for (made, _), size in _by_call(observed).items():
         sizes[made] += size

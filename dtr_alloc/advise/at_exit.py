@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,7 @@ def write_at_exit(
     # Paths mean what they meant now, also if the job changes its folder.
     path = None if config.stats is None else config.stats.absolute()
     report = config.report.absolute() if isinstance(config.report, Path) else config.report
-    lasting = Config(**{**vars(config), "stats": path, "report": report})
-    _at_exit = (os.getpid(), lasting, stats)
+    _at_exit = (os.getpid(), replace(config, stats=path, report=report), stats)
 
 
 def _write_at_exit() -> None:

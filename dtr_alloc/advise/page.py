@@ -69,7 +69,7 @@ def page(stats: Mapping[str, Any], facts: Mapping[str, Any], rows: Rows | None) 
     kept = ((format_size(of["size_bytes"]), kept_text(of)) for of in stats.get("kept", ()))
     tables: dict[str, Iterable[tuple[str, str]]] = {
         **({} if rows is None else _places(rows)),
-        "What is never evicted, when it was most": kept,
+        "Unevictable contents at their peak, with the reasons": kept,
         "All counters": counter_rows(stats),
         "The job": named,
     }
@@ -84,10 +84,10 @@ def _places(rows: Rows) -> dict[str, Iterable[tuple[str, str]]]:
     """Tables by module and line."""
     filled = [each for each in rows.fullest if each.operator][:_ROWS]
     return {
-        "What fills the memory when it is fullest, by module": (
+        "Memory at its peak, by module": (
             (_place_text(each), format_size(each.size_bytes)) for each in filled
         ),
-        "What was computed again, by module": (
+        "Recomputations, by module": (
             (_place_text(each), f"{each.seconds:.3g} s, {each.times:,} times")
             for each in rows.repeats[:_ROWS]
         ),
@@ -103,18 +103,16 @@ def _pictures(rows: Rows) -> Iterator[str]:
     samples, steps = rows.samples, rows.steps
     if len(samples) > 1:
         yield _picture("Memory over time", _memory, samples, steps)
-        yield _picture("Evicted, computed again, moved and swapped", _work, samples)
+        yield _picture("Evictions, recomputations, moves and swaps", _work, samples)
     if len(steps) > 1:
         yield _picture("Steps", _steps, steps)
     if rows.fullest:
-        yield _picture(
-            "What fills the memory when it is fullest, by what made it", _fullest, rows.fullest
-        )
+        yield _picture("Memory at its peak, by module and operator", _fullest, rows.fullest)
     if rows.repeats:
-        yield _picture("What was computed again", _repeats, rows.repeats)
+        yield _picture("Recomputations", _repeats, rows.repeats)
     if rows.worst_heap:
         yield _picture(
-            "The heap when most of it was free in pieces",
+            "The heap at its worst fragmentation",
             _heap,
             rows.worst_heap,
             caption=_heap_caption(samples),
@@ -291,8 +289,8 @@ def _bars(names: Sequence[str], lengths: Sequence[float], values: Sequence[str])
 
 def _heap_caption(samples: Sequence[Moment]) -> str:
     words = (
-        "Addresses from left to right, row by row. What is in use is colored; what is free is cut "
-        "to a row's length at most. "
+        "Addresses from left to right, row by row. Blocks in use are colored; free ranges are cut "
+        "to a row's length. "
     )
     if samples:
         worst = max(samples, key=lambda moment: moment.scattered_bytes)
@@ -301,8 +299,8 @@ def _heap_caption(samples: Sequence[Moment]) -> str:
             "free outside of the largest piece, where a large request finds no place. "
         )
     return words + (
-        "If the job is limited by places, as the figures say, a larger budget helps, which "
-        "`dtr-alloc suggest` finds. If it is not, there is nothing to do."
+        "If the figures say that fragmentation limits the job, a larger budget helps, which "
+        "`dtr-alloc suggest` finds. Otherwise there is nothing to do."
     )
 
 

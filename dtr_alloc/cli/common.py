@@ -33,6 +33,12 @@ class InputError(click.ClickException):
     exit_code = 2
 
 
+def of_file(path: Path, error: Exception) -> InputError:
+    """The same error, with the file's name."""
+    text = str(error)
+    return InputError(text if str(path) in text else f"{path}: {text}")
+
+
 def print_table(console: Console, table: Table) -> None:
     """Prints a table with each cell whole and on one line. In a file the table is as wide as
     necessary; on a narrow terminal it comes in parts, each with the first column."""

@@ -236,6 +236,10 @@ class Prepared:
         result = ffi.new("dtr_fragment_result *")
         lib.dtr_fragment_get_result(handle, result)
         worst = _blocks(handle, True)
+        same = (
+            *("failed_bytes", "peak_live_bytes", "peak_used_bytes", "peak_reserved_bytes"),
+            *("mean_lost_bytes", "max_lost_bytes", "end_live_bytes", "end_reserved_bytes"),
+        )
         found = array("Q", _structs(handle, lib.dtr_fragment_places) if placements else [])
         return ModelRun(
             model=model,
@@ -244,15 +248,8 @@ class Prepared:
             device=self.device,
             completed=bool(result.completed),
             failed_event=None if result.completed else int(result.failed_row),
-            failed_bytes=result.failed_bytes,
             events=result.served_events,
-            peak_live_bytes=result.peak_live_bytes,
-            peak_used_bytes=result.peak_used_bytes,
-            peak_reserved_bytes=result.peak_reserved_bytes,
-            mean_lost_bytes=result.mean_lost_bytes,
-            max_lost_bytes=result.max_lost_bytes,
-            end_live_bytes=result.end_live_bytes,
-            end_reserved_bytes=result.end_reserved_bytes,
+            **{name: getattr(result, name) for name in same},
             ns_per_operation=result.run_ns / max(1, result.served_events),
             series=_series(handle, self.trace),
             holes=array("Q", [block.size_bytes for block in worst if not block.used]),

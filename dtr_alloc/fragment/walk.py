@@ -107,6 +107,7 @@ def walk(trace: Trace) -> Walk:
         return made
 
     moments, blocks, losses = heap.moments, heap.blocks, heap.losses
+    sizes = ("live_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes")
     event = column("q", heap.row, moments)
     start = column("q", heap.start, blocks)
     lost = zip(
@@ -126,10 +127,7 @@ def walk(trace: Trace) -> Walk:
         Series(
             event=event,
             time_ns=array("q", map(trace.time_ns.__getitem__, event)),
-            live_bytes=column("Q", heap.live_bytes, moments),
-            reserved_bytes=column("Q", heap.reserved_bytes, moments),
-            free_bytes=column("Q", heap.free_bytes, moments),
-            largest_free_bytes=column("Q", heap.largest_free_bytes, moments),
+            **{name: column("Q", getattr(heap, name), moments) for name in sizes},
             sum_free_squares=column("d", heap.sum_free_squares, moments),
         ),
         None if heap.budget_bytes == NO_BUDGET else heap.budget_bytes,

@@ -81,9 +81,10 @@ def code_version() -> str:
 
 
 class Pool:
-    """An executor, and the shared data of its tasks as its workers know it."""
+    """An executor (None: this process), and the shared data of its tasks as its workers know
+    it."""
 
-    def __init__(self, executor: Executor, shared: Any) -> None:
+    def __init__(self, executor: Executor | None, shared: Any) -> None:
         self._executor, self._shared = executor, shared
         self._futures: deque[Future[Any]] = deque()
 
@@ -96,8 +97,11 @@ class Pool:
         Raises ExecutorError if a worker has another version.
         """
         for each in arguments:
-            submitted = self._executor.submit(_call, code_version(), task, self._shared, *each)
-            self._futures.append(submitted)
+            call = (code_version(), task, self._shared, *each)
+            if self._executor is None:
+                yield _call(*call)
+            else:
+                self._futures.append(self._executor.submit(_call, *call))
         while self._futures:  # what was yielded is not kept
             try:
                 outcome = self._futures[0].result()
@@ -135,11 +139,11 @@ class Workers:
         """The workers, with ``shared``, for so many tasks at most. Tasks that have not begun when
         the context ends are cancelled. Raises ExecutorError."""
         received = _Received()
-        executor: AbstractContextManager[Executor]
+        executor: AbstractContextManager[Executor | None]
         if isinstance(self.executor, Executor):
             executor, shared_as = nullcontext(self.executor), shared
         elif self.executor == "local" and self.jobs == 1:
-            executor, shared_as = _Here(), shared
+            executor, shared_as = nullcontext(None), shared
         elif self.executor == "local":
             executor, shared_as = _processes(min(self.jobs, tasks), received, shared), received
         elif self.executor == "mpi":
@@ -202,24 +206,6 @@ def _check_version(wanted: str, who: str, found: str | None = None) -> None:
 
 
 # ---- the executors ----
-
-
-class _Later(Future[Any]):
-    """A task that runs when its result is asked for, so that results come one by one."""
-
-    def __init__(self, task: Callable[[], Any]) -> None:
-        super().__init__()
-        self._task = task
-
-    def result(self, timeout: float | None = None) -> Any:
-        return self._task()
-
-
-class _Here(Executor):
-    """This process."""
-
-    def submit(self, task: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
-        return _Later(functools.partial(task, *arguments, **named))
 
 
 def _processes(count: int, received: _Received, shared: Any) -> Executor:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,7 +121,7 @@ class Runtime:
         before, config = self.pools.budget_bytes(), self.config
         try:
             self.pools.set_budget(budget)
-            self.configure(Config(**{**vars(config), "budget": budget}))
+            self.configure(replace(config, budget=budget))
         except BaseException as error:
             interrupt = self._interrupt_behind(error)
             self.configure(config)
@@ -144,10 +145,29 @@ class Runtime:
             step_seconds=timeline.step_seconds if timeline else 0.0,
         )
 
-    def _learning(self, engine: Any) -> str:
+    def _learning(self, stats: Any) -> str:
         """The state of the step tuner; empty if there is none."""
-        learned = engine.learned - self._before.get("learned", 0)
-        return _learning_in_words(self.config, engine, learned)
+        config = self.config
+        since = f"since step {stats.followed_since_step}"
+        repeats = f"(repeats {stats.followed_repeats:.2f})".replace(" 0.", " .")
+        words = {
+            lib.DTR_LEARNING_RECORDS: "recording: no step has been repeated three times yet",
+            lib.DTR_LEARNING_RESTS: "idle: almost nothing is recomputed",
+            lib.DTR_LEARNING_SEARCHES: f"searching ({stats.policies_tried} of {stats.policies})",
+            lib.DTR_LEARNING_FOLLOWS_POLICY: f"following a policy {since} {repeats}",
+            lib.DTR_LEARNING_FOLLOWS_PLAN: f"following a plan {since} {repeats}",
+            lib.DTR_LEARNING_NO_BETTER: "following the heuristic: nothing cheaper was found",
+        }
+        has_learned = stats.learned > self._before.get("learned", 0)
+        if stats.learning == lib.DTR_LEARNING_RECORDS and has_learned:
+            return "recording again: the job has changed"
+        if stats.learning != lib.DTR_LEARNING_NOTHING:
+            return words[stats.learning]
+        if config.budget == Budget() or not config.heuristic.learns:
+            return ""
+        if config.log is not None:
+            return "off: a job that writes an op log is not tuned"
+        return "off: there are several devices, or there is no memory or thread for it"
 
     def _counters(self, engine: Any) -> dict[str, int]:
         counters = record(engine, field_names("dtr_engine_stats"))
@@ -571,28 +591,6 @@ def _learning(config: Config) -> int:
     if config.heuristic.learns:
         return int(lib.DTR_LEARN_POLICY if config.costs is None else lib.DTR_LEARN_AT_ONCE)
     return int(lib.DTR_LEARN_STEP if config.thrash else lib.DTR_LEARN_NOTHING)
-
-
-def _learning_in_words(config: Config, stats: Any, learned: int) -> str:
-    since = f"since step {stats.followed_since_step}"
-    repeats = f"(repeats {stats.followed_repeats:.2f})".replace(" 0.", " .")
-    words = {
-        lib.DTR_LEARNING_RECORDS: "recording: no step has been repeated three times yet",
-        lib.DTR_LEARNING_RESTS: "idle: almost nothing is recomputed",
-        lib.DTR_LEARNING_SEARCHES: f"searching ({stats.policies_tried} of {stats.policies})",
-        lib.DTR_LEARNING_FOLLOWS_POLICY: f"following a policy {since} {repeats}",
-        lib.DTR_LEARNING_FOLLOWS_PLAN: f"following a plan {since} {repeats}",
-        lib.DTR_LEARNING_NO_BETTER: "following the heuristic: nothing cheaper was found",
-    }
-    if stats.learning == lib.DTR_LEARNING_RECORDS and learned:
-        return "recording again: the job has changed"
-    if stats.learning != lib.DTR_LEARNING_NOTHING:
-        return words[stats.learning]
-    if config.budget == Budget() or not config.heuristic.learns:
-        return ""
-    if config.log is not None:
-        return "off: a job that writes an op log is not tuned"
-    return "off: there are several devices, or there is no memory or thread for it"
 
 
 def _open_log(runtime: Runtime, config: Config) -> OpLogRecorder | None:

@@ -29,6 +29,8 @@ _PAUSE = 256
 """The session lasts at least so many times as long as the processor time of the sampling thread."""
 _IN_USE = 1
 """The state of a block in use (dtr_block)."""
+_OF_ENGINE = Moment._fields[Moment._fields.index("evictions") :]
+"""The fields of a moment that are counters of the engine."""
 _SCATTERED = 1 / 64
 """The heap is recorded again when the free bytes outside of its largest free block grow by so
 much."""
@@ -160,23 +162,9 @@ class Timeline(Rows):
             free = pool.reserved_bytes - min(pool.reserved_bytes, pool.allocated_bytes)
             scattered += free - min(free, pool.largest_free_bytes)
             budget = max(budget, pool.budget_bytes)
-        return Moment(
-            time.perf_counter() - self._begin,
-            self.step_count,
-            budget,
-            allocated,
-            reserved,
-            scattered,
-            engine.evictions,
-            engine.evicted_bytes,
-            engine.total_cost_ns,
-            engine.recompute_cost_ns,
-            engine.moved_bytes,
-            engine.swapped_out_bytes,
-            engine.swapped_in_bytes,
-            engine.planned,
-            engine.evictable_bytes,
-        )
+        seconds = time.perf_counter() - self._begin
+        counters = (getattr(engine, name) for name in _OF_ENGINE)
+        return Moment(seconds, self.step_count, budget, allocated, reserved, scattered, *counters)
 
 
 def heap(runtime: Session) -> list[Span]:

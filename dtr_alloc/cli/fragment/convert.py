@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from dtr_alloc.cli.common import InputError, given
+from dtr_alloc.cli.common import given, of_file
 from dtr_alloc.cli.fragment.options import FILE, OUT, truncated_option
 from dtr_alloc.config import error_size, format_size, parse_size
 from dtr_alloc.fragment import chrome_trace, formats
@@ -85,11 +85,11 @@ def _convert(source: Path, out: Path, to: str, *, allow_truncated: bool, **optio
     try:
         trace = formats.read(source, allow_truncated=allow_truncated)
     except (TraceError, OSError) as error:
-        raise InputError(str(error)) from None
+        raise of_file(source, error) from None
     try:
         left_out = formats.write(trace, out, to, **options)
     except TraceError as error:
-        raise InputError(f"{source}: {error}") from None
+        raise of_file(source, error) from None
     except OSError as error:
         raise click.ClickException(str(error)) from None
     click.echo(f"{out}: {len(trace)} events")

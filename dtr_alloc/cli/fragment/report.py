@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dtr_alloc.cli.common import InputError, list_option, print_table
+from dtr_alloc.cli.common import list_option, of_file, print_table
 from dtr_alloc.cli.fragment.options import (
     FILE,
     budgets_of,
@@ -88,9 +88,7 @@ def command(
         try:
             found += report.reports(path.stem, formats.read(path, allow_truncated=allow_truncated))
         except (TraceError, OSError) as error:
-            text = str(error)
-            named = text if str(path) in text else f"{path}: {text}"
-            raise InputError(named) from None
+            raise of_file(path, error) from None
     console = Console(stderr=json_path == "-", markup=False)
     for part in found:
         prepared = Prepared(part.trace)

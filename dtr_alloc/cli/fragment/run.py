@@ -11,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from dtr_alloc.cli.common import InputError, list_option, print_table
+from dtr_alloc.cli.common import list_option, of_file, print_table
 from dtr_alloc.cli.fragment.options import (
     FILE,
     budgets_of,
@@ -115,8 +115,7 @@ def command(
                 for at, row in _succeeded(names, pool.outcomes(_row, runs), failures)
             ]
     except (ValueError, OSError) as error:
-        text = str(error)
-        raise InputError(text if str(source) in text else f"{source}: {text}") from None
+        raise of_file(source, error) from None
     except ExecutorError as error:
         raise click.ClickException(str(error)) from None
     if few := too_few_events(prepared.trace, prepared.device):
