@@ -96,7 +96,7 @@ class CostFile:
         """
         # It means what it means now, also if the job changes its folder.
         path = report.fill_in(path).absolute()
-        if path.is_fifo():  # to read it would wait for who writes to it
+        if path.is_fifo():  # reading it would wait for a writer
             raise CostFileError(path, "it is a pipe")
         try:
             text = bounded.read_bytes(path, MOST_BYTES).decode()

@@ -135,7 +135,7 @@ def enable(budget: int | str | Budget | None = None) -> None:
     Raises ImportError without CuPy, ConfigError for a wrong or missing budget or device ``cpu``,
     StateError if it is enabled already, or if dtr_alloc is, with another budget or on the CPU,
     DriverError without a CUDA device, and out of memory (torch's error if torch is imported, else
-    MemoryError) if what is in the heap already does not fit.
+    MemoryError) if the present contents of the heap do not fit.
     """
     global _allocator
     import cupy

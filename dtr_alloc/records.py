@@ -254,7 +254,7 @@ class Moment(NamedTuple):
 
     @property
     def unevictable_bytes(self) -> int:
-        """In use by anything else: constants, pinned contents, what is not the engine's."""
+        """In use by anything else: constants, pinned contents, contents of others."""
         return max(0, self.allocated_bytes - self.evictable_bytes)
 
     @property

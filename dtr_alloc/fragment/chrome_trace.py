@@ -107,7 +107,7 @@ def write(
         left -= size
         left_out[name] += max(events.total, len(events.heaviest)) - len(chosen)
     left_out = +left_out  # only what there is
-    kept.sort(key=lambda each: (each.time_ns, -each.duration_ns))  # what is inside comes later
+    kept.sort(key=lambda each: (each.time_ns, -each.duration_ns))  # inner slices come later
     about = {
         "source": trace.meta.get("source", "")[:_LETTERS],
         "limit_bytes": limit_bytes,
@@ -231,7 +231,7 @@ def _moments(trace: Trace) -> list[list[tuple[int, int, int, int]]]:
 
 def _steps_and_instants(trace: Trace, most: int) -> dict[str, _Events]:
     made_by: dict[tuple[int, int], int] = {}  # by device and address: the name of the ALLOCATE
-    makers: dict[int, int] = {}  # of what is evicted
+    makers: dict[int, int] = {}  # by eviction
     rows: dict[int, list[int]] = {kind: [] for kind in _INSTANTS}
     begins: list[list[int]] = [[] for _ in _devices(trace)]
     last_ns = [0] * len(_devices(trace))
@@ -285,7 +285,7 @@ def _computed_again(trace: Trace, most: int) -> tuple[_Events, list[_Event]]:
         if kind != Kind.REMATERIALIZE:
             last_of.pop(device, None)
             continue
-        # An operator that overwrote its argument allocated nothing: nobody knows when it began.
+        # An operator that overwrote its argument allocated nothing, so its begin is unknown.
         first, name = began.pop(place, (at, trace.name[at]))
         if name != trace.name[at]:
             first = at

@@ -408,7 +408,7 @@ class _Device:
                     row._replace(kind=of, address=where)
                     for of, where in torch_frames.marks(event, kind, address)
                 ]
-                # An allocation comes before what is said of it, a free after.
+                # An allocation comes before its marks, a free after.
                 rows += [row, *marks] if kind == Kind.ALLOCATE else [*marks, row]
 
 

@@ -1,2 +1,2 @@
-"""Callbacks and trackers of frameworks. Each module needs its framework; none is imported by
-`import dtr_alloc`."""
+"""Callbacks and trackers of frameworks. Each module needs its framework; `import dtr_alloc` imports
+none."""

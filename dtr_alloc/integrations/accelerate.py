@@ -16,8 +16,8 @@ class BudgetTracker(BudgetedJob, GeneralTracker):
         with BudgetTracker(budget="8GiB") as tracker:  # on CUDA before Accelerator
             accelerator = Accelerator(log_with=[tracker, "tensorboard"], project_dir="logs")
 
-    It writes nothing: it adds its scalars to the dictionary that ``Accelerator.log`` is given, for
-    the trackers that follow it in ``log_with``.
+    It writes nothing. It adds its scalars to the dictionary of ``Accelerator.log``, for the
+    trackers that follow it in ``log_with``.
     """
 
     name = "dtr_alloc"

@@ -1,4 +1,4 @@
-"""What all frameworks' jobs share: a session, and scalars of its steps."""
+"""The common part of frameworks' jobs: a session, and scalars of its steps."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ _COUNTERS = ("evictions", "rematerializations", "recompute_seconds", "search_sec
 
 
 class BudgetedJob:
-    """The session of a job: its own, which it begins and ends, or one that is on.
+    """The session of a job: its own, which it begins and ends, or a running one.
 
-    Its own begins as this is made, because PyTorch cannot change CUDA's allocator later and
-    frameworks use CUDA early: Lightning as a fit begins, transformers in TrainingArguments,
-    accelerate in Accelerator. It begins again with a begin() after an end(). As a context manager
-    this ends it however the block is left.
+    Its own begins with this object, because PyTorch cannot change CUDA's allocator later and
+    frameworks use CUDA early: Lightning at the beginning of a fit, transformers in
+    TrainingArguments, accelerate in Accelerator. It begins again with a begin() after an end(). As
+    a context manager this object ends it, also after an error.
 
     Args:
-        budget: as of dtr_alloc.enable(). None, and no settings: the session is not ours, and must
-            be on once training begins.
-        **settings: as of dtr_alloc.enable(), which raises for what is wrong or too late.
+        budget: as of dtr_alloc.enable(). None, and no settings: the session belongs to the caller,
+            and must run when training begins.
+        **settings: as of dtr_alloc.enable(), which raises for wrong or late settings.
     """
 
     def __init__(
@@ -36,10 +36,10 @@ class BudgetedJob:
             self.begin()
 
     def begin(self, step: int | None = None) -> None:
-        """Begins the session, unless it is on. Scalars count from here.
+        """Begins the session, unless it runs. Scalars count from here.
 
         Args:
-            step: the number of steps that the job has trained, where steps are counted.
+            step: the number of trained steps, if they are counted.
 
         Raises StateError if there is no session, and none of our own to begin.
         """
@@ -55,7 +55,7 @@ class BudgetedJob:
         self._before = dtr_alloc.stats()
 
     def end(self) -> None:
-        """Ends the session if it is our own, and on."""
+        """Ends the session if it is our own, and runs."""
         if self._has_begun and dtr_alloc.is_enabled():
             dtr_alloc.disable()
         self._has_begun = False
@@ -71,12 +71,12 @@ class BudgetedJob:
         self.end()
 
     def scalars(self, step: int | None = None) -> dict[str, float]:
-        """What changed since the call before, or since begin(), for a logger. Names begin with
+        """The changes since the last call, or since begin(), for a logger. Names begin with
         ``dtr_alloc/``; docs/guides/frameworks.md lists them.
 
         Args:
-            step: the number of steps that the job has trained. Counters and seconds are those of a
-                step, on average, if the call before had it, too.
+            step: the number of trained steps. If the last call had it, too, counters and seconds
+                are averages of a step.
         """
         now, before = dtr_alloc.stats(), self._before
         steps = step - self._step if step is not None and self._step is not None else 1

@@ -11,7 +11,7 @@ from dtr_alloc.integrations.job import BudgetedJob
 
 class BudgetCallback(BudgetedJob, Callback):
     """Trains, validates, tests and predicts in a session (BudgetedJob has the arguments), which
-    ends as each of these does, also if it raises. While it trains, all loggers of the trainer get
+    ends with each of these, also after an error. During training, all loggers of the trainer get
     its scalars, every ``log_every_n_steps`` steps."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -10,20 +10,19 @@ from dtr_alloc.integrations.job import BudgetedJob
 
 
 class BudgetCallback(BudgetedJob, TrainerCallback):
-    """Trains in a session (BudgetedJob has the arguments), which ends as training does::
+    """Trains in a session (BudgetedJob has the arguments), which ends with the training::
 
         with BudgetCallback(budget="8GiB") as callback:  # on CUDA before TrainingArguments
             trainer = Trainer(..., callbacks=[callback])
             callback.set_trainer(trainer)
             trainer.train()
 
-    The Trainer does not tell callbacks that training raised: the session ends with the
-    with-statement then.
+    The Trainer does not tell callbacks of errors: the with-statement ends the session then.
     """
 
     def set_trainer(self, trainer: Trainer) -> None:
-        """Has what the trainer logs to (TensorBoard, W&B) get scalars, too: callbacks are called in
-        their order, and the trainer puts its own before those that it is given."""
+        """Gives scalars to the trainer's loggers (TensorBoard, W&B), too: callbacks are called in
+        order, and the trainer puts its own before the given ones."""
         callbacks = trainer.callback_handler.callbacks
         callbacks[:] = [self, *(each for each in callbacks if each is not self)]
 

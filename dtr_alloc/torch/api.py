@@ -160,7 +160,7 @@ def disable() -> None:
 
 
 class _Leaver(partial[None]):
-    """Ends a session when it is called, or else when the with-statement lets go of it.
+    """Ends a session when it is called, or else when the with-statement drops it.
 
     An interrupt may come where a function of Python begins, before its first instruction. This one
     is called as C is, and no frame of a call refers to it.
@@ -200,7 +200,7 @@ class session(ContextDecorator):
             enable(self._budget, exist_ok=False, **self._settings)
             self._is_to_end = True
         except BaseException:
-            # Nobody leaves what was not entered.
+            # A session that was not entered is not left.
             if not was_enabled and is_enabled():
                 disable()
             raise

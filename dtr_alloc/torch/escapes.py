@@ -53,7 +53,7 @@ STORAGE_WRITES = ("_byteswap", "_set_from_file", "copy_", "fill_")
 STORAGE_SWAPS = ("_swap_data_ptr_", "_resize_with_addr_")
 GENERATOR_MOVES = ("manual_seed", "seed", "set_state", "graphsafe_set_state", "set_offset")
 
-# Not guarded: given a shape it touches no memory.
+# Not guarded: with a shape it accesses no memory.
 _over_storage = torch._C.TensorBase.set_
 
 _undo: list[Callable[[], None]] = []
@@ -203,7 +203,7 @@ def install(runtime: Session) -> None:
     guard(torch, "to_dlpack", sharing)
     guard(torch._C, "_data_address", giving_address)
 
-    # A table of C functions that give addresses away past __dlpack__(). Who finds none asks that.
+    # A table of C functions that give addresses away. Without it, callers use __dlpack__().
     _remove(Tensor, "__dlpack_c_exchange_api__")
 
     interface = Tensor.__dict__["__cuda_array_interface__"]
@@ -219,7 +219,7 @@ def install(runtime: Session) -> None:
 
     @functools.wraps(save)
     def save_without_escapes(*args: Any, **kwargs: Any) -> Any:
-        # It asks for addresses as keys, and reads.
+        # It uses addresses as keys, and reads.
         return addresses_not_kept(save, *args, **kwargs)
 
     replace(torch, "save", save_without_escapes)

@@ -156,7 +156,7 @@ def _guarded(runtime: Session, package: str, function: Any) -> Callable[..., Any
             pins.extend(map(runtime.pin_for_a_while, tensors))
             return []
 
-        # Read when it begins and when it ends: a plan gives nobody their places in between.
+        # Read at its begin and at its end: a plan does not reuse their addresses in between.
         reads = functools.partial(runtime.recorder.run, name=operator)
         given = list(managed(leaves).values())
         is_watched = is_trusted is None and runtime.notices_writes and watched[kind] < _LOOKS

@@ -41,7 +41,7 @@ def parts(tensor: Tensor) -> Iterator[Tensor]:
     elif tensor.layout in _COMPONENTS:
         with torch.no_grad():
             components = [getattr(tensor, name)() for name in _COMPONENTS[tensor.layout]]
-        yield from components  # outside: who iterates keeps the grad mode
+        yield from components  # outside: the caller keeps its grad mode
     elif (
         tensor.layout == torch.strided
         and type(tensor).__torch_dispatch__ is Tensor.__torch_dispatch__
@@ -54,8 +54,8 @@ class Pins:
 
     def __init__(self, runtime: Session) -> None:
         self._runtime = runtime
-        # Where the pins are that were asked for with a tensor. A reference that is weak keeps the
-        # address of a storage from being another's.
+        # The storages of pins by their tensors. A weak reference keeps another storage from getting
+        # the same address.
         self._asked: Any = WeakTensorKeyDictionary()
 
     def install(self) -> None:
@@ -99,7 +99,7 @@ class Pins:
         storage = part.untyped_storage()
         asked = self._asked.pop(part, [])
         found = self._runtime.unpin(storage)
-        # It may have got other memory where nobody looked (torch.ops.aten.set_).
+        # It may have got other memory unnoticed (torch.ops.aten.set_).
         ref = next((ref for ref in asked if (ref.cdata == storage._cdata) == found), None)
         if ref is not None:
             asked.remove(ref)

@@ -4,8 +4,8 @@ A failed rank completes no collective, and the others would wait until the timeo
 group, half an hour by default. So the rank writes its error to the group's store, and the others
 raise torch.OutOfMemoryError with this message.
 
-*A rank has failed* when its process ends by the error: nobody caught it, or it leaves the function
-that a process of multiprocessing runs. If the job catches the error, to continue with a smaller
+*A rank has failed* when the error ends its process: it was not caught, or it left the function of a
+process of multiprocessing. If the job catches the error, to continue with a smaller
 batch or to end with ``sys.exit``, the others are not told. So this is decided once, when the
 process ends (_ends_by).
 

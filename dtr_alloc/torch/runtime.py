@@ -502,7 +502,7 @@ class Runtime:
         storage = tensor.untyped_storage()
         check(lib.dtr_pin(self.engine, self.address(tensor), 0, 0))
         try:
-            # Only now: from here on nobody evicts it.
+            # Only now: it cannot be evicted any more.
             self.bring_back(ffi.cast("void *", storage._cdata))
         except BaseException:
             self.unpin(storage)

@@ -82,4 +82,4 @@ def install(device_type: str) -> None:
     own: Any = torch._C
     if hasattr(own, "_cuda_changeCurrentAllocator"):
         own._cuda_changeCurrentAllocator = _refuse_other_allocator
-    _installed = True  # last: who is interrupted begins anew, and twice does no harm
+    _installed = True  # last: an interrupted call is made again, which does no harm
