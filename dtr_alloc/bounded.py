@@ -21,6 +21,7 @@ _CHUNK_BYTES = 1 << 20
 _TEXT = 80
 _ITEMS = 8
 _BITS = 256
+_PLAIN_VALUES, _PLAIN_DEPTH = 100_000, 32
 
 
 class TooMuch(ValueError):
@@ -122,12 +123,12 @@ def printable(text: str) -> str:
     )
 
 
-def is_plain(value: object, most_values: int = 100_000, most_depth: int = 32) -> bool:
+def is_plain(value: object) -> bool:
     """Whether JSON can hold the value (numbers as keys become texts), and it is so small that it
-    can be traversed and written: examines ``most_values`` at most."""
-    left = most_values
+    can be traversed and written: examines _PLAIN_VALUES at most."""
+    left = _PLAIN_VALUES
     level = [value]
-    for _ in range(most_depth):
+    for _ in range(_PLAIN_DEPTH):
         below: list[object] = []
         for each in level:
             if isinstance(each, dict):

@@ -81,6 +81,19 @@ def html_table(rows: Iterable[tuple[str, str]]) -> str:
     return f"<table>\n{cells}</table>\n" if cells else ""
 
 
+def console_text(shown: Iterable[Table | str], width: int) -> str:
+    """Tables and lines, as a console of this width shows them, as plain text."""
+    from io import StringIO
+
+    from rich.console import Console
+
+    text = StringIO()
+    console = Console(file=text, width=width, markup=False, highlight=False, force_jupyter=False)
+    for each in shown:
+        console.print(each)
+    return text.getvalue()
+
+
 def console_html(shown: Iterable[Table | str], width: int) -> str:
     """Tables and lines, as a console of this width shows them, as HTML."""
     from io import StringIO
@@ -112,21 +125,13 @@ def render(
         everything: whether all counters follow.
         error: by which the job ended.
     """
-    from io import StringIO
-
-    from rich.console import Console
-
-    text = StringIO()
-    console = Console(file=text, width=width, markup=False, highlight=False, force_jupyter=False)
     rows = figures(stats) or list(counter_rows(stats))  # where there was an error, that is all
-    console.print(title)
-    console.print(_table(rows))
+    shown: list[Table | str] = [title, _table(rows)]
     if sentence := advice(stats, error):
-        console.print(sentence)
+        shown.append(sentence)
     if everything:
-        console.print("all counters")
-        console.print(_table(counter_rows(stats)))
-    return text.getvalue()
+        shown += ["all counters", _table(counter_rows(stats))]
+    return console_text(shown, width)
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> Table:

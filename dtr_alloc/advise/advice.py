@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import os
 from collections import Counter, defaultdict
@@ -19,7 +18,7 @@ from dtr_alloc.advise.where import Call, where
 from dtr_alloc.config import format_size
 from dtr_alloc.oplog import compile_log
 from dtr_alloc.records import Observed
-from dtr_alloc.report import console_html
+from dtr_alloc.report import console_html, console_text
 from dtr_alloc.simulation.executors import cores
 
 _FILLERS = 8
@@ -50,9 +49,7 @@ class Advice:
             console.print(each)
 
     def __str__(self) -> str:
-        text = io.StringIO()
-        self.print_to(Console(file=text, markup=False, width=100, force_jupyter=False))
-        return text.getvalue()
+        return console_text(self._shown(), width=100)
 
     def _repr_html_(self) -> str:
         return console_html(self._shown(), width=100)

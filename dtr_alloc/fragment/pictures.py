@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 FAILED = "#d55e00"
 
 
-def save(figure: Figure, path: Path, dpi: int = 110) -> None:
+def save(figure: Figure, path: Path) -> None:
     """Writes a figure, in the format of the suffix. Raises OSError as the disk does."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_figure(path, dpi=dpi)
+    FigureCanvasAgg(figure).print_figure(path, dpi=110)
 
 
 def wrapped(title: str, columns: int) -> str:

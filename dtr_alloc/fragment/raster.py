@@ -14,6 +14,10 @@ Array = Any
 """numpy.ndarray."""
 
 
+_LONGEST_GAP = 0.02
+"""The longest unused range that an axis keeps, relative to the used bytes."""
+
+
 def coverage(boxes: Array, values: Array, shape: tuple[int, int]) -> Array:
     """The part of each pixel that boxes cover, times their values, summed over the boxes.
 
@@ -63,15 +67,14 @@ class CutAxis:
         length_bytes: of all pieces.
     """
 
-    def __init__(self, starts: Array, ends: Array, longest_gap: float = 0.02) -> None:
-        """starts, ends: of all ranges in use (any order, overlaps allowed, at least one).
-        longest_gap: the longest unused range that is kept, relative to the used bytes."""
+    def __init__(self, starts: Array, ends: Array) -> None:
+        """starts, ends: of all ranges in use (any order, overlaps allowed, at least one)."""
         order = np.argsort(starts, kind="stable")
         low = np.asarray(starts, dtype=np.uint64)[order]
         high = np.maximum.accumulate(np.asarray(ends, dtype=np.uint64)[order])
         gaps = np.where(low[1:] > high[:-1], low[1:] - high[:-1], 0).astype(np.float64)
         used = float(high[-1] - low[0]) - gaps.sum()
-        cuts = np.flatnonzero(gaps > longest_gap * used)
+        cuts = np.flatnonzero(gaps > _LONGEST_GAP * used)
         self.starts = low[np.concatenate(([0], cuts + 1))]
         self.ends = high[np.concatenate((cuts, [len(high) - 1]))]
         lengths = (self.ends - self.starts).astype(np.float64)
