@@ -1,5 +1,5 @@
-"""Records of a session: its counters, what it kept, what was recomputed, its counters over time,
-and what was observed of its job."""
+"""Records of a session: its counters, now and over time, its kept and recomputed contents, and the
+observations of its job."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Stats(dict[str, Any]):
     clock_seconds: float
     """The engine's clock: both together."""
     search_seconds: float
-    """Time spent on choosing what to evict."""
+    """Time spent on searches for storages to evict."""
     searches: int
     evaluations: int
     """Scores that were computed."""
@@ -132,7 +132,7 @@ class Stats(dict[str, Any]):
     kept_constant_bytes: int
     """Of dead constants that are kept because something may be recomputed from them."""
     settled: int
-    """Storages that became constants, because what they are computed from was to be lost."""
+    """Storages that became constants, because the inputs of their recomputation were to be lost."""
     banished: int
     """Dead storages that were removed for good."""
     recorded_ops: int
@@ -250,7 +250,7 @@ class Moment(NamedTuple):
     swapped_in_bytes: int
     planned: int
     evictable_bytes: int
-    """In use by what may be evicted."""
+    """In use by contents that may be evicted."""
 
     @property
     def unevictable_bytes(self) -> int:
@@ -267,7 +267,7 @@ class Moment(NamedTuple):
         return (self.seconds - before.seconds) / (self.steps - before.steps)
 
     def recompute_share(self, before: Moment) -> float:
-        """Of what was computed since then, the share that was computed again."""
+        """The recomputed share of all computation since then."""
         again = self.recompute_cost_ns - before.recompute_cost_ns
         computed = again + self.total_cost_ns - before.total_cost_ns
         return again / computed if computed else 0.0

@@ -25,7 +25,7 @@ def left_behind(program: Program, steps: int) -> list[Left]:
     end.
 
     Args:
-        program: the log of so many steps. Less than three do not show what is in each.
+        program: the log of so many steps. Less than three do not tell steps apart.
     """
     if steps < 3:
         return []

@@ -39,7 +39,7 @@ class Fidelity:
     """Allocations and frees after which reserved bytes differ."""
     max_reserved_error_bytes: int
     mean_reserved_error: float
-    """The mean difference after each event, over the mean of what was reserved."""
+    """The mean difference after each event, over the mean of recorded bytes."""
     peak_reserved_error: float
     """Signed: (model - recorded) / recorded."""
 

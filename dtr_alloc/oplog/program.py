@@ -43,7 +43,7 @@ MOST_EDGES = 1 << 28
 which a simulator may keep one by one."""
 
 CONSTANT, CALL, MUTATE, COPY, COPY_FROM, RELEASE, EFFECT = range(7)
-"""What begins an instruction in Program.code."""
+"""The first number of an instruction in Program.code."""
 
 FRESH = -1
 """The alias index of a result with memory of its own."""

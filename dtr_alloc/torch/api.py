@@ -276,7 +276,8 @@ def kept(*, at_peak: bool = False) -> list[Kept]:
 
 
 def _stats_at_exit() -> tuple[dict[str, Any], Rows | None]:
-    """stats(), and what was kept when most was; and the rows of the timeline, which ends."""
+    """stats(), with the contents that were kept when most was; and the rows of the timeline, which
+    ends."""
     if _runtime is None:
         return stats(), None
     if _runtime.timeline is not None:

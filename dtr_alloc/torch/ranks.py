@@ -221,10 +221,10 @@ def _end_of_process() -> None:
 def _ends_by() -> BaseException | None:
     """The error by which this process ends.
 
-    In a process of multiprocessing it is on its way out of the function that runs there, perhaps as
-    an exit with a status. In others the interpreter has left it in sys.last_value, where debuggers,
-    notebooks and prompts leave those that did not end them. One that did went through the outermost
-    frame, which has run nothing after what raised it.
+    In a process of multiprocessing it is leaving the function that runs there, perhaps as an exit
+    with a status. In others the interpreter has left it in sys.last_value. Debuggers, notebooks and
+    prompts leave other errors there. The error that ended the process went through the outermost
+    frame, which has run nothing afterwards.
     """
     error = sys.exception()
     if isinstance(error, SystemExit) and error.code in (None, 0):
@@ -241,7 +241,7 @@ def _ends_by() -> BaseException | None:
 
 _RERAISE = bytes([opcode.opmap["RERAISE"]])
 _RAISE = bytes([opcode.opmap["RAISE_VARARGS"], 0])
-"""What ``raise`` is without an argument."""
+"""``raise`` without an argument."""
 
 
 def _abort_groups() -> None:

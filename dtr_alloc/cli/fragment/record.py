@@ -24,6 +24,6 @@ from dtr_alloc.cli.fragment.options import OUT
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(context: click.Context, /, out: Path, **options: Any) -> Any:
-    """Runs SCRIPT with ARGUMENTS and records what its memory did: short for `dtr-alloc run
+    """Runs SCRIPT with ARGUMENTS and records its memory: short for `dtr-alloc run
     --trace OUT`."""
     return context.invoke(run.command, trace=str(out), **options)
