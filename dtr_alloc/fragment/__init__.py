@@ -1,6 +1,2 @@
-"""Traces of allocators, from our pools and from others: their readers, measures, models and
-pictures.
-
-``trace`` is a trace in memory and ``trace_file`` its file (docs/reference/trace-format.md). Nothing
-here imports torch.
-"""
+"""Readers of other tools' traces of allocators, and the measures, models and pictures of any trace
+(dtr_alloc/traces). Nothing here imports torch."""
