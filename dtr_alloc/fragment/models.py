@@ -219,20 +219,6 @@ class Prepared:
         check(lib.dtr_fragment_run_model(self._events, struct, out))
         del keep
         handle = ffi.gc(out[0], lib.dtr_fragment_destroy)
-        return self._result(handle, model, budget_bytes, options, placements)
-
-    def fits(self, model: str, budget_bytes: int, **options: Any) -> bool:
-        """Whether the model gets through within the budget."""
-        return self.run(model, budget_bytes, samples=0, **options).completed
-
-    def _result(
-        self,
-        handle: Any,
-        model: str,
-        budget_bytes: int | None,
-        options: dict[str, Any],
-        placements: bool,
-    ) -> ModelRun:
         result = ffi.new("dtr_fragment_result *")
         lib.dtr_fragment_get_result(handle, result)
         worst = _blocks(handle, True)
@@ -240,7 +226,8 @@ class Prepared:
             *("failed_bytes", "peak_live_bytes", "peak_used_bytes", "peak_reserved_bytes"),
             *("mean_lost_bytes", "max_lost_bytes", "end_live_bytes", "end_reserved_bytes"),
         )
-        found = array("Q", _structs(handle, lib.dtr_fragment_places) if placements else [])
+        count = ffi.new("uint64_t *")
+        places = lib.dtr_fragment_places(handle, count)
         return ModelRun(
             model=model,
             options=dict(options),
@@ -259,8 +246,14 @@ class Prepared:
                 Segment(int(s.row), int(s.address), int(s.size_bytes), bool(s.taken))
                 for s in _structs(handle, lib.dtr_fragment_segments)
             ],
-            placements=found if len(found) == self.allocations and placements else None,
+            placements=walk.column("Q", places, count[0])
+            if placements and count[0] == self.allocations
+            else None,
         )
+
+    def fits(self, model: str, budget_bytes: int, **options: Any) -> bool:
+        """Whether the model gets through within the budget."""
+        return self.run(model, budget_bytes, samples=0, **options).completed
 
 
 def run_model(

@@ -79,6 +79,13 @@ class Walk:
         return ffi.unpack(sizes[0], count[0]) if count[0] else []
 
 
+def column(typecode: str, start: Any, count: int) -> array[Any]:
+    """A copy of an array of the core."""
+    made = array(typecode)
+    made.frombytes(ffi.buffer(start, count * made.itemsize))
+    return made
+
+
 def walk(trace: Trace) -> Walk:
     """Follows a valid trace of one device; see by_device(). Raises TraceError if blocks overlap."""
     options = ffi.new("dtr_fragment_walk_options *")
@@ -100,11 +107,6 @@ def walk(trace: Trace) -> Walk:
     handle = ffi.gc(out[0], lib.dtr_fragment_walk_destroy)
     heap = ffi.new("dtr_fragment_heap *")
     lib.dtr_fragment_walk_heap(handle, heap)
-
-    def column(typecode: str, start: Any, count: int) -> array[Any]:
-        made = array(typecode)
-        made.frombytes(ffi.buffer(start, count * made.itemsize))
-        return made
 
     moments, blocks, losses = heap.moments, heap.blocks, heap.losses
     sizes = ("live_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes")
