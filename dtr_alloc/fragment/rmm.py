@@ -94,7 +94,11 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
             if address == 0:
                 empty += 1  # a request of nothing
                 continue
-            _pair(live, kind, address, at)
+            is_new = kind == Kind.ALLOCATE
+            if is_new == (address in live):
+                done, earlier = ("allocated", "freed") if is_new else ("freed", "allocated")
+                raise TraceError(f"{at}: {address:#x} is {done} and was not {earlier} before")
+            (live.add if is_new else live.remove)(address)
         trace.add(
             kind,
             time_ns=before - begin,
@@ -142,17 +146,6 @@ def _texts(
                 meta["truncated"] = True
                 return
             yield line.decode(errors="replace")
-
-
-def _pair(live: set[int], kind: Kind, address: int, at: str) -> None:
-    if kind == Kind.ALLOCATE:
-        if address in live:
-            raise TraceError(f"{at}: {address:#x} is allocated and was not freed before")
-        live.add(address)
-    elif address in live:
-        live.remove(address)
-    else:
-        raise TraceError(f"{at}: {address:#x} is freed and was not allocated before")
 
 
 def _time_ns(text: str, at: str) -> int:

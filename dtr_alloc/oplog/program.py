@@ -241,7 +241,8 @@ class _Compiler:
             else:
                 raise self.error(f"{_show(line)} follows no CALL or CONSTANT that it belongs to")
         self.program.recorded = self.reader.recorded
-        self.program.counts = {_tag(kind): counts[kind] for kind in get_args(Instruction)}
+        kinds = get_args(Instruction)
+        self.program.counts = {kind.__struct_config__.tag: counts[kind] for kind in kinds}
         return self.program
 
     def call(self, line: Call, trace: Names) -> None:
@@ -349,10 +350,6 @@ class _Compiler:
                     f"an entry of {WORKSPACE} is {shown(entry)}; allowed: +N, bytes up to 2**62; "
                     "-i, a temporary that is there; =k, a result not named before"
                 )
-
-
-def _tag(kind: type) -> str:
-    return str(kind.__struct_config__.tag)  # type: ignore[attr-defined]
 
 
 def _show(instruction: Instruction) -> str:

@@ -124,8 +124,9 @@ class Cache:
         """
         try:
             with self._lock() as alone:
-                if alone:
-                    self._remove_leftovers()
+                for leftover in os.listdir(self._descriptor) if alone else ():
+                    if leftover.startswith(_BUILDING):
+                        shutil.rmtree(leftover, ignore_errors=True, dir_fd=self._descriptor)
                 if self.fault(name) is not None:
                     self._build(name, compile_in, check)
         except OSError as error:
@@ -175,11 +176,6 @@ class Cache:
             yield True
         finally:
             os.close(lock)
-
-    def _remove_leftovers(self) -> None:
-        for name in os.listdir(self._descriptor):
-            if name.startswith(_BUILDING):
-                shutil.rmtree(name, ignore_errors=True, dir_fd=self._descriptor)
 
 
 def _make(path: Path) -> None:
