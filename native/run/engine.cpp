@@ -121,7 +121,8 @@ std::string Engine::slowness() const {
   return text;
 }
 
-// Where the marginal cost is far too low, the score of the DTR paper takes over: e*, plain staleness.
+// Where the marginal cost is far too low, the way of the DTR paper takes over: e*, plain staleness, and
+// single victims, as the members of a window would come back more than once, too.
 // A job that has become so slow that it had better end is told so, once (thrash_guard.h).
 void Engine::look_at_repeats(Transaction& call) {
   const dtr_engine_stats& stats = environment_.stats;
@@ -133,6 +134,7 @@ void Engine::look_at_repeats(Transaction& call) {
   if (repeat_rate_.is_high() && cost_model_.needs().shares) {
     options_.heuristic.cost = DTR_COST_NEIGHBORHOOD;
     options_.heuristic.staleness_exponent = 1;
+    options_.room = DTR_ROOM_SINGLE;
     rescore();
     guard_.forgive();
   }
