@@ -89,12 +89,10 @@ def map_picture(
         trace, blocks, segments=segments, color=color, by_event=clock.by_event
     )
     figure = Figure(figsize=(12, 6.4), layout="constrained")
-    has_strip = bool(drawn.marks)
-    axes, strip = (
-        figure.subplots(2, 1, sharex=True, height_ratios=(6, 1))
-        if has_strip
-        else (figure.subplots(), None)
-    )
+    rows = 2 if drawn.marks else 1
+    ratios = (6, 1)[:rows]
+    panels = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=ratios).flat
+    axes = panels[0]
     unit, name = size_unit(drawn.axis.length_bytes)
     left, right = (time / clock.scale for time in drawn.times)
     top = drawn.axis.length_bytes / unit
@@ -108,18 +106,18 @@ def map_picture(
     axes.grid(False)
     for offset in drawn.axis.offsets[1:]:
         axes.axhline(offset / unit, color="0.5", lw=0.6)
-    what = "unused addresses cut out at the lines" if len(drawn.axis.offsets) > 1 else "address"
-    axes.set_ylabel(f"{what if what == 'address' else f'address ({what})'}, {name}")
+    cut = " (unused addresses cut out at the lines)" if len(drawn.axis.offsets) > 1 else ""
+    axes.set_ylabel(f"address{cut}, {name}")
     axes.set_title(wrapped(title, 104), loc="left")
     _events(axes, trace, clock)
     handles: list[Any] = [Patch(fc=shade, label=label) for label, shade in drawn.classes]
     handles.append(Patch(fc=heap_map.FREE, label="free, reserved"))
     handles += [Line2D([], [], color=mark, lw=3, label=label) for label, mark in drawn.marks]
-    what = "size of a block" if color == "size" else "operator"
-    figure.legend(handles=handles, loc="outside right upper", title=what, fontsize=8.5)
-    if strip is not None:
-        _strip(strip, trace, blocks, clock, np.linspace(left, right, 201), drawn.marks)
-    (axes if strip is None else strip).set_xlabel(clock.label)
+    about = "size of a block" if color == "size" else "operator"
+    figure.legend(handles=handles, loc="outside right upper", title=about, fontsize=8.5)
+    if drawn.marks:
+        _strip(panels[1], trace, blocks, clock, np.linspace(left, right, 201), drawn.marks)
+    panels[rows - 1].set_xlabel(clock.label)
     return figure
 
 
