@@ -63,6 +63,8 @@ class AnyPool {
   // Arenas: see arenas.h. Throw InvalidArgument for an arena that is not open.
   virtual uint64_t arena_open() = 0;
   virtual uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) = 0;
+  virtual void arena_allocate_at(uint64_t arena, uint64_t address, uint64_t size_bytes,
+                                 uint64_t stream) = 0;
   virtual void arena_close(uint64_t arena) = 0;
   virtual void record_stream(uint64_t address, uint64_t stream) = 0;
   // dtr_pool_order_uses().

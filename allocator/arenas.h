@@ -39,6 +39,7 @@ class Arenas {
   bool own_any() const { return !owners_.empty(); }
   bool owns(Owner owner) const { return !owners_.empty() && owners_.count(owner) != 0; }
   bool is_open(Owner owner) const { return owners_.at(owner).open; }
+  uint64_t arena_of(Owner owner) const { return owners_.at(owner).arena; }
   uint64_t live(Owner owner) const { return owners_.at(owner).live; }
   // A block in use more, or less.
   void took(Owner owner) { ++owners_.at(owner).live; }

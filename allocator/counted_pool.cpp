@@ -120,6 +120,12 @@ uint64_t CountedPool::arena_allocate(uint64_t arena, uint64_t size_bytes, uint64
   return allocate(size_bytes, stream);
 }
 
+void CountedPool::arena_allocate_at(uint64_t arena, uint64_t address, uint64_t, uint64_t stream) {
+  Lock lock(mutex_);
+  arenas_.require_open(arena);
+  throw_not_freed_in_arena(address, stream);
+}
+
 void CountedPool::arena_close(uint64_t arena) {
   Lock lock(mutex_);
   arenas_.close(arena);
@@ -178,7 +184,7 @@ std::vector<BlockInfo> CountedPool::snapshot() {
   std::vector<BlockInfo> blocks;
   for (const auto& [address, block] : blocks_) {
     blocks.push_back(
-        {address, block.size_bytes, block.size_bytes, block.stream, DTR_BLOCK_IN_USE, 0});
+        {address, block.size_bytes, block.size_bytes, block.stream, DTR_BLOCK_IN_USE, 0, 0});
   }
   std::sort(blocks.begin(), blocks.end(),
             [](const BlockInfo& a, const BlockInfo& b) { return a.address < b.address; });

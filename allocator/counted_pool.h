@@ -29,6 +29,7 @@ class CountedPool : public AnyPool {
   // No address is handed out twice, so any memory is an arena's own.
   uint64_t arena_open() override;
   uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;
+  void arena_allocate_at(uint64_t arena, uint64_t address, uint64_t, uint64_t stream) override;
   void arena_close(uint64_t arena) override;
   void record_stream(uint64_t address, uint64_t stream) override;
   uint64_t trim() override { return 0; }

@@ -14,6 +14,12 @@ namespace dtr {
                         "; allowed: an arena of this pool that is open");
 }
 
+[[noreturn]] inline void throw_not_freed_in_arena(uint64_t address, uint64_t stream) {
+  throw InvalidArgument("address is " + address_text(address) +
+                        "; allowed: where the arena has enough free memory of stream " +
+                        std::to_string(stream));
+}
+
 class OpenArenas {
  public:
   uint64_t open() {

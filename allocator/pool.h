@@ -85,6 +85,8 @@ class Pool final : public AnyPool {
   void free(uint64_t address) override;
   uint64_t arena_open() override;
   uint64_t arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stream) override;
+  void arena_allocate_at(uint64_t arena, uint64_t address, uint64_t size_bytes,
+                         uint64_t stream) override;
   void arena_close(uint64_t arena) override;
   void record_stream(uint64_t address, uint64_t stream) override;
   void order_uses(uint64_t address, uint64_t stream) override;
@@ -194,7 +196,8 @@ class Pool final : public AnyPool {
 
   // pool_arenas.cpp
   bool settle_arenas();
-  uint64_t withheld_bytes() const;  // free, and serve only arenas or nobody yet
+  uint64_t withheld_bytes() const;              // free, and serve only arenas or nobody yet
+  uint64_t arena_of(const Block* block) const;  // as dtr_block.arena
   Owner home_of_freed(const Place& place);
 
   // pool_check.cpp

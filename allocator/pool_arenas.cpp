@@ -1,6 +1,7 @@
 // A pool's arenas; see arenas.h.
 #include <mutex>
 
+#include "open_arenas.h"
 #include "pool.h"
 
 namespace dtr {
@@ -26,6 +27,20 @@ uint64_t Pool::arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stre
   return place(size_bytes, stream, arena);
 }
 
+void Pool::arena_allocate_at(uint64_t arena, uint64_t address, uint64_t size_bytes,
+                             uint64_t stream) {
+  Lock lock(mutex_);
+  const Owner owner = arenas_.owner_of(arena, stream);
+  const uint64_t at = address - reservation_.base();
+  Block* hole = contains(address) && at < large_.end() ? large_.block_at(at) : nullptr;
+  if (hole == nullptr || hole->state != BlockState::kFree || hole->owner != owner ||
+      at % kGrain != 0 || size_bytes == 0 || !is_possible(size_bytes) ||
+      hole->end() - at < rounded_size(size_bytes))
+    throw_not_freed_in_arena(address, stream);
+  hand_out(large_.take_at(hole, at, rounded_size(size_bytes)), size_bytes, stream, owner);
+  arenas_.took(owner);
+}
+
 void Pool::arena_close(uint64_t arena) {
   Lock lock(mutex_);
   arenas_.close(arena);
@@ -45,6 +60,12 @@ bool Pool::settle_arenas() {
 Owner Pool::home_of_freed(const Place& place) {
   if (!arenas_.is_open(place.owner)) return streams_.owner_of(streams_.stream_of(place.owner));
   return streams_.has_uses(place.start) ? arenas_.apart_of(place.owner) : place.owner;
+}
+
+uint64_t Pool::arena_of(const Block* block) const {
+  if (!streams_.withheld(block->owner)) return kNoArena;
+  const bool is_open = arenas_.owns(block->owner) && arenas_.is_open(block->owner);
+  return is_open ? arenas_.arena_of(block->owner) : UINT64_MAX;
 }
 
 uint64_t Pool::withheld_bytes() const {

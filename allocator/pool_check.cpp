@@ -43,7 +43,7 @@ std::vector<BlockInfo> Pool::walk() const {
     bool in_use = block->state == BlockState::kInUse;
     blocks.push_back({base + block->offset, block->size, in_use ? block->requested() : 0,
                       free ? 0 : heap.stream_of(block), static_cast<int32_t>(block->state),
-                      &heap == &small_});
+                      &heap == &small_, arena_of(block)});
   };
   for (const Block* block = large_.first(); block != nullptr; block = block->next()) {
     add_block(large_, block);
@@ -59,7 +59,7 @@ std::vector<BlockInfo> Pool::walk() const {
     uint64_t at = block->offset;
     auto add_free = [&](uint64_t to) {
       if (at < to)
-        blocks.push_back({base + at, to - at, 0, small_.stream_of(block), DTR_BLOCK_FREE, true});
+        blocks.push_back({base + at, to - at, 0, small_.stream_of(block), DTR_BLOCK_FREE, true, 0});
       at = to;
     };
     for (uint32_t i = 0; i < slab->fresh; ++i) {
@@ -69,7 +69,7 @@ std::vector<BlockInfo> Pool::walk() const {
       bool pending = streams_.pending(offset);
       blocks.push_back({base + offset, slab->object_bytes, pending ? 0 : slab->words[i],
                         small_.stream_of(block), pending ? DTR_BLOCK_WITHHELD : DTR_BLOCK_IN_USE,
-                        true});
+                        true, 0});
       at = offset + slab->object_bytes;
     }
     add_free(block->end());

@@ -15,19 +15,24 @@ Random numbers that a graph draws by operators are drawn again (native/bridge/dr
 operators of custom libraries are tried as elsewhere (native/bridge/trial.h). If one of them is not
 repeated, neither is the graph: its results are constants.
 
-Backends that run operators one by one (eager, aot_eager) need none of this.
+In CUDA graph trees (``mode="reduce-overhead"``) that holds for the parts of a graph that they
+capture. What a replay gives and overwrites is captured (native/graph/graph_capture.h).
+
+Backends that run operators one by one (eager, aot_eager, cudagraphs) need none of this.
 
 Upstream: torch/_inductor/output_code.py, CompiledFxGraph: called with a list, which it empties;
-source_code; mutated_input_idxs; compiled_fn_runner.
+source_code; mutated_input_idxs; compiled_fn_runner; cudagraph_post_compile and
+cudagraph_partition_post_compile, which call cudagraphify of compile_fx.py.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib.abc
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -102,23 +107,64 @@ def _hook(module: ModuleType) -> None:
     def recorded_call(graph: Any, inputs: Any) -> Any:
         if _runtime is None or not _runtime.recorder.sees(inputs):
             return plain_call(graph, inputs)
-        known: _Graph | None = getattr(graph, "_dtr_alloc", None)
-        if known is None:
-            known = graph._dtr_alloc = _study(graph)
-        if known.kernels is not None and _runtime.config.budget != Budget():
-            known.kernels.open_up(_current)
+        if isinstance(graph.current_callable, _InGraphTrees):
+            overwritten = [inputs[at] for at in _known(graph).overwritten]
+            if overwritten:  # also between its parts, where nobody records it
+                _runtime.recorder.settle_all(overwritten)
             return plain_call(graph, inputs)
+        return _record(_known(graph), functools.partial(plain_call, graph), inputs)
 
-        return _runtime.recorder.run(
-            functools.partial(plain_call, graph),
-            inputs,
-            name=known.name,
-            mutated=known.overwritten,
-            judged=True,
-        )
-
+    for name in ("cudagraph_post_compile", "cudagraph_partition_post_compile"):
+        setattr(module, name, _records_in_graph_trees(getattr(module, name)))
     setattr(recorded_call, _IS_HOOKED, True)
     kind.__call__ = recorded_call
+
+
+class _InGraphTrees(functools.partial):  # type: ignore[type-arg]
+    """What calls a graph whose parts CUDA graph trees record and replay."""
+
+
+def _records_in_graph_trees(post_compile: Callable[..., None]) -> Callable[..., None]:
+    """Hands CUDA graph trees parts of a graph that record themselves, where they are warmed up,
+    captured, or run without a graph. The trees are no operator."""
+
+    @functools.wraps(post_compile)
+    def hooked(examples: Any, graph: Any, cudagraphs: Any, *rest: Any) -> None:
+        compile_fx: Any = importlib.import_module("torch._inductor.compile_fx")
+        known = _known(graph)
+        plain = compile_fx.cudagraphify
+
+        def cudagraphify(part: Any, *args: Any, mutated_input_idxs: Any = (), **kwargs: Any) -> Any:
+            name = getattr(part, "__name__", "call")
+            own = dataclasses.replace(
+                known,
+                name=f"{known.name}.{name}",
+                overwritten=frozenset(mutated_input_idxs) | taken_over(graph.source_code, name),
+            )
+            kwargs["mutated_input_idxs"] = mutated_input_idxs
+            return plain(functools.partial(_record, own, part), *args, **kwargs)
+
+        compile_fx.cudagraphify = cudagraphify
+        try:
+            post_compile(examples, graph, cudagraphs, *rest)
+        finally:
+            compile_fx.cudagraphify = plain
+        if cudagraphs:
+            graph.current_callable = _InGraphTrees(graph.current_callable)
+
+    return hooked
+
+
+def _record(known: _Graph, function: Callable[[Any], Any], inputs: Any) -> Any:
+    """Runs a graph, or a part of one, as what is known of it says."""
+    if _runtime is None or not _runtime.recorder.sees(inputs):
+        return function(inputs)
+    if known.kernels is not None and _runtime.config.budget != Budget():
+        known.kernels.open_up(_current)
+        return function(inputs)
+    return _runtime.recorder.run(
+        function, inputs, name=known.name, mutated=known.overwritten, judged=True
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +184,13 @@ class _Graph:
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         # It is of this process: a copy of the graph in PyTorch's caches has None in its place.
         return type(None), ()
+
+
+def _known(graph: Any) -> _Graph:
+    known: _Graph | None = getattr(graph, "_dtr_alloc", None)
+    if known is None:
+        known = graph._dtr_alloc = _study(graph)
+    return known
 
 
 def _study(graph: Any) -> _Graph:

@@ -33,10 +33,11 @@ _MAKES_BUFFERS = "empty_strided_cpu"
 _IS_OPEN = "dtr_alloc_is_open"
 
 
-def taken_over(source: str) -> set[int]:
-    """Positions of the inputs whose memory a graph reuses, by the module's source: saved
-    activations that nobody else holds."""
-    lists = _INPUTS.findall(source)
+def taken_over(source: str, part: str = "call") -> set[int]:
+    """Positions of the inputs whose memory a graph, or a function for a part of it, reuses, by the
+    module's source: saved activations that nobody else holds."""
+    lists = _INPUTS.findall(source.rpartition(f"def {part}(args):")[2])
+    lists = lists[-1:] if part == "call" else lists[:1]
     reused = set(_REUSE.findall(source))
     inputs = lists[-1].rstrip(", ").split(", ") if lists else []
     return {position for position, name in enumerate(inputs) if name in reused}

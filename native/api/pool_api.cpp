@@ -119,6 +119,11 @@ DTR_EXPORT int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint6
   });
 }
 
+DTR_EXPORT int32_t dtr_pool_arena_allocate_at(dtr_pool* pool, uint64_t arena, void* address,
+                                              uint64_t size_bytes, uint64_t stream) {
+  return guard([&] { of(pool).arena_allocate_at(arena, number(address), size_bytes, stream); });
+}
+
 DTR_EXPORT int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena) {
   return guard([&] { of(pool).arena_close(arena); });
 }

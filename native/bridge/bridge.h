@@ -42,6 +42,10 @@ extern std::atomic<bool> several_streams;
 // (torch/csrc/autograd/profiler_python.cpp). An exception would leave what they record broken.
 extern std::atomic<int32_t> observers;
 
+// Whether this thread runs operators again. What they give is no memory of an arena, even where that of
+// the job comes from one now.
+inline thread_local bool repeats = false;
+
 // Memory for work on a stream; null for zero bytes. Throws c10::OutOfMemoryError, which
 // Python sees as torch.OutOfMemoryError, or c10::Error for every other refusal. It never
 // returns null for a request: PyTorch would take that for memory.

@@ -47,6 +47,7 @@
 #include <string>
 #include <string_view>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -173,6 +174,22 @@ class Requesters {
   uintptr_t begin_ = 0, end_ = 0;  // of libtorch_cuda.so
 };
 
+std::vector<dtr_block> blocks_of(dtr_pool* pool) {
+  std::vector<dtr_block> blocks;
+  // Other threads may make blocks between the calls.
+  for (uint64_t count = 64; count > blocks.size();) {
+    blocks.resize(count + count / 8);
+    check(core->pool_snapshot(pool, blocks.data(), blocks.size(), &count));
+    if (count <= blocks.size()) {
+      blocks.resize(count);
+      break;
+    }
+  }
+  return blocks;
+}
+
+void* start_of(const dtr_block& block) { return reinterpret_cast<void*>(block.address); }
+
 // The deleter of memory beyond the budget.
 bool try_free_beyond(void* address) {
   for (int device = 0; device < most_devices; ++device)
@@ -213,7 +230,8 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
             c10::Device(c10::DeviceType::CUDA, device)};
   }
 
-  c10::DeleterFnPtr raw_deleter() const override { return &free_block; }
+  // It frees any block of ours. CUDA graph trees look whether the memory of a private pool has it.
+  c10::DeleterFnPtr raw_deleter() const override { return &free_of_arena; }
 
   void* raw_alloc(size_t size) override {
     return raw_memory(size, c10::cuda::getCurrentCUDAStream(current_device()),
@@ -362,7 +380,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   void resetPeakStats(c10::DeviceIndex device) override { core->pool_reset_peak(pool_of(device)); }
 
   // Runs of blocks as segments. A free block of a chunk or more may have no memory behind
-  // it, so it ends a run and is not shown.
+  // it, so it ends a run and is not shown. mempool: {0, 0} for all, private pools or not.
   caching::SnapshotInfo snapshot(c10::cuda::MempoolId_t mempool, bool) override {
     caching::SnapshotInfo info{};
     info.config_metadata.expandable_segments = true;
@@ -371,7 +389,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
       if (!pool) continue;
       // The host's Python reads one list of events for each device.
       info.device_traces.resize(static_cast<size_t>(device) + 1);
-      if (mempool.first == 0 && mempool.second == 0) add_segments(device, pool, &info.segments);
+      add_segments(device, pool, mempool, &info.segments);
     }
     return info;
   }
@@ -431,15 +449,53 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     uint64_t arena = 0;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      const auto found = private_pools_.find({device, id});
-      TORCH_CHECK(found != private_pools_.end(),
-                  "dtr_alloc: device cuda:", static_cast<int>(device),
-                  " has no private memory pool (", id.first, ", ", id.second, ")");
-      if (--found->second.uses > 0) return;
-      arena = found->second.arena;
-      private_pools_.erase(found);
+      PrivatePool& pool = private_pool(device, id);
+      if (--pool.uses > 0) return;
+      arena = pool.arena;
+      private_pools_.erase({device, id});
     }
     check(core->pool_arena_close(pool_of(device), arena));
+  }
+
+  // CUDA graph trees record one graph after another into a pool, also after a replay, which leaves
+  // other blocks in use than the allocator knows: they have it as it was when the graph was recorded.
+  // Nobody else allocates there meanwhile.
+
+  std::shared_ptr<caching::AllocatorState> getCheckpointState(c10::DeviceIndex device,
+                                                              c10::cuda::MempoolId_t id) override {
+    auto state = std::make_shared<Checkpoint>();
+    state->id = id;
+    state->blocks = live_blocks(device, id);
+    return state;
+  }
+
+  caching::CheckpointDelta setCheckpointPoolState(
+      c10::DeviceIndex device, std::shared_ptr<caching::AllocatorState> state) override {
+    const auto* wanted = dynamic_cast<const Checkpoint*>(state.get());
+    TORCH_CHECK(wanted, "dtr_alloc: this checkpoint of a memory pool is another allocator's");
+    caching::CheckpointDelta delta;
+    const uint64_t arena = arena_of(device, wanted->id);
+    for (const dtr_block& block : live_blocks(device, wanted->id)) {
+      delta.ptrs_freed.push_back(start_of(block));
+      free_of_arena(start_of(block));
+    }
+    for (const dtr_block& block : wanted->blocks) {
+      void* address = start_of(block);
+      check(core->pool_arena_allocate_at(pool_of(device), arena, address, block.requested_bytes,
+                                         block.stream));
+      delta.dataptrs_allocd.emplace_back(address, address, &free_of_arena,
+                                         c10::Device(c10::DeviceType::CUDA, device));
+    }
+    return delta;
+  }
+
+  bool checkPoolLiveAllocations(c10::DeviceIndex device, c10::cuda::MempoolId_t id,
+                                const std::unordered_set<void*>& expected) override {
+    const std::vector<dtr_block> blocks = live_blocks(device, id);
+    return blocks.size() == expected.size() &&
+           std::all_of(blocks.begin(), blocks.end(), [&](const dtr_block& block) {
+             return expected.count(start_of(block)) != 0;
+           });
   }
 
   int getPoolUseCount(c10::DeviceIndex device, c10::cuda::MempoolId_t id) override {
@@ -496,6 +552,11 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     uint64_t arena = 0;
     int uses = 0;
   };
+  // The blocks in use of a private pool.
+  struct Checkpoint : caching::AllocatorState {
+    c10::cuda::MempoolId_t id{};
+    std::vector<dtr_block> blocks;
+  };
   // While it stands, what the filter wants comes from the arena.
   struct Route {
     c10::DeviceIndex device = -1;
@@ -503,6 +564,31 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     uint64_t arena = 0;
     std::function<bool(cudaStream_t)> filter;
   };
+
+  // Under the mutex.
+  PrivatePool& private_pool(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
+    const auto found = private_pools_.find({device, id});
+    TORCH_CHECK(found != private_pools_.end(), "dtr_alloc: device cuda:", static_cast<int>(device),
+                " has no private memory pool (", id.first, ", ", id.second, ")");
+    return found->second;
+  }
+
+  uint64_t arena_of(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return private_pool(device, id).arena;
+  }
+
+  // The blocks in use of a private pool.
+  std::vector<dtr_block> live_blocks(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
+    const uint64_t arena = arena_of(device, id);
+    std::vector<dtr_block> blocks = blocks_of(pool_of(device));
+    blocks.erase(std::remove_if(blocks.begin(), blocks.end(),
+                                [&](const dtr_block& block) {
+                                  return block.arena != arena || block.state != DTR_BLOCK_IN_USE;
+                                }),
+                 blocks.end());
+    return blocks;
+  }
 
   // One more user of a private pool, which is made for its first; returns its arena.
   uint64_t add_use(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
@@ -527,7 +613,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
 
   // The arena that the stream's memory comes from now; 0: none, which is nearly always.
   uint64_t arena_for(c10::DeviceIndex device, cudaStream_t stream) {
-    if (!routed_) return 0;
+    if (!routed_ || dtr_bridge::repeats) return 0;
     std::vector<Route> routes;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -584,33 +670,35 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     return address ? address : memory(size, device, stream, arena);
   }
 
-  static void add_segments(int device, dtr_pool* pool,
-                           std::vector<c10::CachingDeviceAllocator::SegmentInfo>* segments) {
-    const uint64_t chunk_bytes = stats_of(pool).chunk_bytes;
-    std::vector<dtr_block> blocks;
-    // Other threads may make blocks between the calls.
-    for (uint64_t count = 64; count > blocks.size();) {
-      blocks.resize(count + count / 8);
-      check(core->pool_snapshot(pool, blocks.data(), blocks.size(), &count));
-      if (count <= blocks.size()) {
-        blocks.resize(count);
-        break;
-      }
+  void add_segments(int device, dtr_pool* pool, c10::cuda::MempoolId_t mempool,
+                    std::vector<c10::CachingDeviceAllocator::SegmentInfo>* segments) {
+    std::map<uint64_t, c10::cuda::MempoolId_t> pools;  // by arena
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      for (const auto& [key, of] : private_pools_)
+        if (key.first == device) pools[of.arena] = key.second;
     }
+    const c10::cuda::MempoolId_t all{0, 0};
+    const uint64_t chunk_bytes = stats_of(pool).chunk_bytes;
     bool open = false;
-    for (const dtr_block& block : blocks) {
+    for (const dtr_block& block : blocks_of(pool)) {
       const bool is_free = block.state == DTR_BLOCK_FREE;
-      if (is_free && block.size_bytes >= chunk_bytes) {
+      const auto private_pool = pools.find(block.arena);
+      const c10::cuda::MempoolId_t id = private_pool == pools.end() ? all : private_pool->second;
+      if ((is_free && !block.arena && block.size_bytes >= chunk_bytes) ||
+          (mempool != all && mempool != id)) {
         open = false;
         continue;
       }
-      if (!open || segments->back().address + segments->back().total_size != block.address) {
+      if (!open || segments->back().address + segments->back().total_size != block.address ||
+          segments->back().owner_private_pool_id != id) {
         auto& segment = segments->emplace_back();
         segment.device = static_cast<c10::DeviceIndex>(device);
         segment.address = block.address;
         segment.stream = reinterpret_cast<void*>(block.stream);
         segment.is_large = block.is_small == 0;
         segment.is_expandable = true;
+        segment.owner_private_pool_id = id;
         open = true;
       }
       auto& segment = segments->back();

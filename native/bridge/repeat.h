@@ -171,6 +171,10 @@ class Repeater {
 
   // Runs the frame's stack until it is empty.
   void run() {
+    struct Repeating {
+      const bool outer = std::exchange(repeats, true);
+      ~Repeating() { repeats = outer; }
+    } const repeating;
     try {
       const Unseen unseen;
       while (in_core([&] { return core->remat_next(frame_); }))

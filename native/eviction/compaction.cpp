@@ -28,6 +28,10 @@ constexpr uint64_t kMostDraws = 64;
 uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
 const void* pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }
 
+bool is_free(const dtr_block& block) {
+  return block.state == DTR_BLOCK_FREE && block.arena == 0 && !block.is_small;
+}
+
 // A stretch of neighboring blocks that are free or can be moved.
 struct Run {
   double cost_ns;
@@ -210,9 +214,8 @@ bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, D
     if (block.state == DTR_BLOCK_IN_USE && !block.is_small)
       in_way[i] = graph_.by_address.find(pointer(block.address));
     if (block.state == DTR_BLOCK_IN_USE) ends[i] = !in_way[i] || !mover_.is_movable(in_way[i]);
-    if (block.is_small) ends[i] = true;
-    if (block.state == DTR_BLOCK_FREE && !block.is_small)
-      frees.push_back({block.address, block.address + block.size_bytes});
+    if (block.is_small || (block.state == DTR_BLOCK_FREE && block.arena != 0)) ends[i] = true;
+    if (is_free(block)) frees.push_back({block.address, block.address + block.size_bytes});
     if (in_way[i] && !ends[i]) cost[i] = mover_.move_ns(in_way[i]);
   }
   // Two pointers: for each last block the latest first one that makes the run large enough.
@@ -279,7 +282,7 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
   std::vector<Touched> touched;
   for (size_t i = 0; i < blocks.size(); ++i) {
     const dtr_block& block = blocks[i];
-    if (block.state == DTR_BLOCK_FREE) continue;
+    if (block.state == DTR_BLOCK_FREE && block.arena == 0) continue;
     // No gap is as large as two chunks.
     if (block.state == DTR_BLOCK_IN_USE && !block.is_small && block.size_bytes < 2 * chunk)
       owners[i] = graph_.by_address.find(pointer(block.address));
@@ -302,7 +305,7 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
   };
   std::vector<Range> gaps;
   for (const dtr_block& block : blocks) {
-    if (block.state != DTR_BLOCK_FREE || block.is_small) continue;
+    if (!is_free(block)) continue;
     const uint64_t end = block.address + block.size_bytes;
     const uint64_t first = number_of(block.address), last = number_of(end - 1);
     const bool low = is_touched(first), high = is_touched(last);

@@ -70,6 +70,7 @@ void add_memory(dtr_core& table) {
   table.pool_block_start = &dtr_pool_block_start;
   table.pool_block_bytes = &dtr_pool_block_bytes;
   table.pool_arena_open = &dtr_pool_arena_open;
+  table.pool_arena_allocate_at = &dtr_pool_arena_allocate_at;
   table.pool_arena_close = &dtr_pool_arena_close;
 }
 

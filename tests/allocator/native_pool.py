@@ -31,7 +31,7 @@ def check(code: int) -> None:
         raise ERRORS[code](code, ffi.string(lib.dtr_last_error()).decode())
 
 
-Block = namedtuple("Block", "address size_bytes requested_bytes stream state is_small")
+Block = namedtuple("Block", "address size_bytes requested_bytes stream state is_small arena")
 """A dtr_block."""
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 from native_fixtures import held_pool
-from native_pool import FREE, KIB, MIB, Invalid, NativePool, OutOfMemory, WrongState
+from native_pool import FREE, IN_USE, KIB, MIB, Invalid, NativePool, OutOfMemory, WrongState
 
 CHUNK = 2 * MIB
 A, B, C = 16, 32, 48
@@ -71,6 +71,36 @@ def test_small_blocks_of_an_arena_stay_with_it_too(make_pool):
         assert pool.arena_allocate(arena, 64) == block
 
 
+def test_an_arena_has_its_blocks_again_where_a_snapshot_had_them(make_pool):
+    with make_pool(chunks=8) as pool:
+        arena, other = pool.arena_open(), pool.arena_open()
+        sizes = [pool.chunk, 100, 3 * pool.chunk - 300, 5000]
+        blocks = [pool.arena_allocate(arena, size) for size in sizes]
+        pool.arena_allocate(other, 100)
+        plain = pool.allocate(pool.chunk)
+        before = pool.snapshot()
+        for block in blocks:
+            pool.free(block)
+        assert {b.state for b in pool.snapshot() if b.arena == arena} == {FREE}
+        larger = pool.arena_allocate(arena, 4 * pool.chunk)
+        pool.free(larger)
+        for block in before:
+            if block.arena == arena and block.state == IN_USE:
+                size = block.requested_bytes
+                pool.arena_allocate_at(arena, block.address, size, block.stream)
+                pool.verify()
+        after = [block for block in pool.snapshot() if block.state == IN_USE]
+        assert after == [block for block in before if block.state == IN_USE]
+        for at, size in [(blocks[0], 1), (plain, 1), (0, 1), (blocks[0] + 1, 1), (1 << 63, 1)]:
+            with pytest.raises(Invalid, match="allowed: where the arena has enough free memory"):
+                pool.arena_allocate_at(arena, at, size, 0)
+        pool.free(blocks[0])
+        for owner, size in [(other, 1), (arena, 0), (arena, 2**64 - 1), (arena, 9 * pool.chunk)]:
+            with pytest.raises(Invalid, match="address is"):
+                pool.arena_allocate_at(owner, blocks[0], size, 0)
+        pool.arena_allocate_at(arena, blocks[0], 1, 0)
+
+
 def test_an_arena_that_is_not_open_is_refused(make_pool):
     with make_pool() as pool:
         arena = pool.arena_open()
@@ -80,6 +110,8 @@ def test_an_arena_that_is_not_open_is_refused(make_pool):
                 pool.arena_allocate(wrong, 100)
             with pytest.raises(Invalid, match=f"arena is {wrong}"):
                 pool.arena_close(wrong)
+            with pytest.raises(Invalid, match=f"arena is {wrong}"):
+                pool.arena_allocate_at(wrong, 0, 100, 0)
 
 
 def test_counted_memory_has_arenas_too():
@@ -89,6 +121,8 @@ def test_counted_memory_has_arenas_too():
         block = pool.arena_allocate(arena, 100)
         pool.free(block)
         assert pool.arena_allocate(arena, 100) != block
+        with pytest.raises(Invalid, match="address is"):
+            pool.arena_allocate_at(arena, block, 100, 0)
         pool.arena_close(arena)
         with pytest.raises(Invalid, match="arena is"):
             pool.arena_allocate(arena, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 from native_fixtures import OUT_OF_MEMORY, UNKNOWN, few_or_many
-from native_pool import IN_USE, KIB, DriverFailed, NativePool, OutOfMemory, fill, read
+from native_pool import IN_USE, KIB, DriverFailed, Invalid, NativePool, OutOfMemory, fill, read
 
 STREAMS = (0, 16, 32)
 SIZES = st.one_of(
@@ -154,6 +154,19 @@ class PoolAgainstModel(RuleBasedStateMachine):
         arena = self.arenas[index % len(self.arenas)]
         with self.may_fail(may_lack_memory=True):
             self.took(self.pool.arena_allocate(arena, size, stream), size, stream, arena)
+
+    @precondition(lambda self: self.kept)
+    @rule(index=st.integers(0, 1000))
+    def allocate_again_in_an_arena(self, index):
+        places = [(*home, *block) for home, own in self.kept.items() for block in own.items()]
+        if not places:
+            return
+        arena, stream, address, size = places[index % len(places)]
+        try:
+            self.pool.arena_allocate_at(arena, address, size, stream)
+        except Invalid:
+            return  # another stream's work may use it
+        self.took(address, size, stream, arena)
 
     @precondition(lambda self: self.arenas)
     @rule(index=st.integers(0, 1))

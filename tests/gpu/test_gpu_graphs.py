@@ -2,9 +2,11 @@
 
 import copy
 
+import pytest
 import torch
 from bits import MIB
 from own_process import DEVICE, own_process
+from torch import nn
 
 import dtr_alloc
 
@@ -168,6 +170,96 @@ def test_a_graph_that_is_gone_gives_its_memory_back():
     assert dtr_alloc.stats()["allocated_bytes"] < before + MIB
 
 
+@own_process(cuda_only="graphs")
+def test_graph_trees_record_one_graph_after_another_also_after_replays():
+    """What the user keeps between them, and evicted inputs, included."""
+    from torch._inductor import cudagraph_trees
+
+    functions = {
+        "f": lambda x: (torch.tanh(x) * 2, x.cos()),
+        "g": lambda y: (y - 0.5).relu(),
+        "h": lambda y, z: (torch.sigmoid(y) + z, y - 1),
+    }
+    compiled = {
+        name: torch.compile(function, backend="cudagraphs", dynamic=False)
+        for name, function in functions.items()
+    }
+
+    def step(of, x, path):
+        a, c = of["f"](x)
+        if path == "deep":
+            b = of["g"](a)
+            q, r = of["h"](a, b)
+            del b, q
+            return a, of["g"](r)
+        if path == "short":
+            return a, of["g"](c)
+        return a, *of["h"](a, c)
+
+    kept = []
+    with torch.no_grad():
+        for path in ("deep", "short", "deep", "short", "wide", "deep", "wide", "wide", "deep"):
+            torch.compiler.cudagraph_mark_step_begin()
+            x = torch.randn(64, 64).to(DEVICE) * 3
+            assert dtr_alloc.evict(x)
+            expected = step(functions, x, path)
+            dtr_alloc.set_budget(dtr_alloc.stats()["allocated_bytes"] + 24 * MIB)
+            make_pressure(64 * MIB)
+            made = step(compiled, x, path)
+            assert all(torch.equal(a, b) for a, b in zip(made, expected, strict=True))
+            kept.append((made[0] * 2, expected[0] * 2))
+    assert all(torch.equal(a, b) for a, b in kept)
+    assert dtr_alloc.stats()["evictions"] > 0
+    trees = cudagraph_trees.get_manager(0, create_if_none_exists=False)
+    assert trees.debug_checkpointing_counter > 0
+    pool = trees.cuda_graphs_thread_pool
+    (segment, *_) = (
+        each for each in torch.cuda.memory_snapshot() if each["segment_pool_id"] == pool
+    )
+    assert segment["total_size"] > 0
+    assert torch.cuda.memory.memory_snapshot(pool)[0] == segment
+
+
+@own_process(cuda_only="graphs")
+def test_graph_trees_train_regions_to_the_same_bits_under_a_budget():
+    def layers():
+        torch.manual_seed(3)
+        made = [nn.Sequential(nn.Linear(64, 64), nn.GELU()).to(DEVICE) for _ in range(4)]
+        parameters = [each for layer in made for each in layer.parameters()]
+        return made, parameters, torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+    eager, eager_parameters, eager_optimizer = layers()
+    plain, parameters, optimizer = layers()
+    graphed = [torch.compile(layer, backend="cudagraphs", dynamic=False) for layer in plain]
+    for index in range(8):
+        torch.compiler.cudagraph_mark_step_begin()
+        x = torch.randn(4096, 64).to(DEVICE)
+        for of, own_optimizer in ((graphed, optimizer), (eager, eager_optimizer)):
+            y = x
+            own_optimizer.zero_grad()
+            for layer in of:
+                y = torch.tanh(layer(y)) * 1.5
+            if index > 3:
+                make_pressure(64 * MIB)
+            y.square().mean().backward()
+            own_optimizer.step()
+        if index == 3:
+            dtr_alloc.set_budget(torch.cuda.memory_reserved() + 8 * MIB)
+        assert all(torch.equal(a, b) for a, b in zip(parameters, eager_parameters, strict=True))
+    assert dtr_alloc.stats()["rematerializations"] > 0
+
+
+@own_process(cuda_only="graphs")
+def test_a_memory_pool_that_nobody_has_is_named():
+    torch.ones(1, device=DEVICE)
+    for ask in (
+        lambda: torch._C._cuda_getCheckpointState(0, (7, 7)),
+        lambda: torch._C._cuda_checkPoolLiveAllocations(0, (7, 7), set()),
+    ):
+        with pytest.raises(RuntimeError, match=r"cuda:0 has no private memory pool \(7, 7\)"):
+            ask()
+
+
 @own_process(cuda_only="memory pools")
 def test_a_memory_pool_works_or_is_refused_in_words():
     try:
@@ -178,6 +270,11 @@ def test_a_memory_pool_works_or_is_refused_in_words():
         assert "dtr_alloc" in str(error)  # noqa: PT017
         assert bool((torch.ones(MIB, device=DEVICE) == 1).all()), "and the process goes on"
         return
+    evicted = torch.ones(MIB, device=DEVICE) * 3
+    assert dtr_alloc.evict(evicted)
+    with torch.cuda.use_mem_pool(pool):
+        assert bool((evicted + inside == 5).all())
+    assert dtr_alloc.evict(evicted), "its memory is not of the pool"
     dtr_alloc.set_budget(dtr_alloc.stats()["allocated_bytes"] + 64 * MIB)
     make_pressure(128 * MIB)
     assert bool((inside == 2).all())

@@ -730,6 +730,8 @@ class Sequence:
         if answer == lib.DTR_OK and name.startswith(("dtr_pool_", "dtr_sim_")):
             if name == "dtr_pool_host_allocate" and arguments[-1][0]:
                 world.hosts.append((arguments[0], arguments[-1][0]))
+            elif name == "dtr_pool_arena_allocate_at":
+                world.blocks.append((arguments[0], arguments[2]))
             elif re.search("allocate|try_outside|try_at", name) and arguments[-1][0]:
                 world.blocks.append((arguments[0], arguments[-1][0]))
             elif name in ("dtr_pool_free", "dtr_pool_host_free") and arguments[1]:

@@ -237,6 +237,22 @@ class TestRescue:
             toy.unseen(9 * CHUNKS // WORD)
         assert all_right(toy, *kept)
 
+    @pytest.mark.parametrize("closes", [False, True])
+    def test_what_an_arena_keeps_is_no_part_of_a_hole(self, make_chunked_toy, closes):
+        """Of one that closed it is, once the device is done."""
+        toy = make_chunked_toy(16, moving=1)
+        arena = toy.pool.arena_open()
+        blocks = [toy.pool.arena_allocate(arena, 6 * CHUNKS)]
+        kept = every_other(toy, 8)
+        toy.pool.free(blocks.pop())
+        if closes:
+            toy.pool.arena_close(arena)
+            release(toy.unseen(9 * CHUNKS // WORD))
+        else:
+            with pytest.raises(OutOfMemory):
+                toy.unseen(7 * CHUNKS // WORD)
+        assert all_right(toy, *kept)
+
     def test_what_only_waits_moves_before_it_yields(self, make_chunked_toy):
         toy = make_chunked_toy(8, moving=1)
         words = CHUNKS // WORD

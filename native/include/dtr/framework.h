@@ -20,7 +20,7 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 15
+#define DTR_BRIDGE_ABI_VERSION 16
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -146,6 +146,8 @@ typedef struct dtr_core {
   void* (*pool_block_start)(dtr_pool* pool, const void* address);
   uint64_t (*pool_block_bytes)(dtr_pool* pool, const void* address);
   int32_t (*pool_arena_open)(dtr_pool* pool, uint64_t* arena);
+  int32_t (*pool_arena_allocate_at)(dtr_pool* pool, uint64_t arena, void* address,
+                                    uint64_t size_bytes, uint64_t stream);
   int32_t (*pool_arena_close)(dtr_pool* pool, uint64_t arena);
   const char* (*last_error)(void);
   /* Ops and rematerializations: the functions of the same names in dtr/ops.h, dtr/storage.h,

@@ -103,6 +103,9 @@ typedef struct dtr_block {
   uint64_t stream;
   int32_t state;    /* DTR_BLOCK_... */
   int32_t is_small; /* 1: where slabs lie: an object of one, or no place for a large block */
+  uint64_t
+      arena; /* that is open and has it, in use or free; 0: none; UINT64_MAX: if free, it serves
+                       nobody until the device is done (closed arenas, captured streams) */
 } dtr_block;
 
 /* The answers of a dtr_room_fn. */
@@ -194,6 +197,13 @@ int32_t dtr_pool_arena_open(dtr_pool* pool, uint64_t* arena);
  * not open. */
 int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint64_t size_bytes,
                                 uint64_t stream, void** out);
+
+/* Allocates the block that begins at address, where the arena has free memory of this stream: as an
+ * earlier snapshot had it (dtr_block.arena). Owner: as dtr_pool_allocate.
+ * Fails iff: DTR_INVALID if the arena is not open or has not as much free memory there, as in counted
+ * pools. */
+int32_t dtr_pool_arena_allocate_at(dtr_pool* pool, uint64_t arena, void* address,
+                                   uint64_t size_bytes, uint64_t stream);
 
 /* Closes an arena. Its free blocks serve everybody once all work of the device is done: the pool
  * waits for that when memory is short and in dtr_pool_trim, unless a stream is being captured. Its
