@@ -7,6 +7,7 @@
 #include <torch/csrc/cuda/CUDAPluggableAllocator.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 
 namespace {
@@ -118,6 +119,15 @@ void run() {
   allocator->createOrIncrefPool(0, id);
   allocator->beginAllocateToPool(0, id, [](cudaStream_t) { return true; });
   EXPECT(allocator->getPoolUseCount(0, id) == 2);
+  EXPECT(allocator->checkPoolLiveAllocations(0, id, {}));
+  EXPECT(!allocator->checkPoolLiveAllocations(0, id, {&size}));
+  EXPECT(allocator->setCheckpointPoolState(0, allocator->getCheckpointState(0, id))
+             .ptrs_freed.empty());
+  EXPECT(throws<c10::Error>(
+      [&] { allocator->setCheckpointPoolState(0, std::make_shared<caching::AllocatorState>()); },
+      "another allocator's"));
+  EXPECT(
+      throws<c10::Error>([&] { allocator->getCheckpointState(0, {5, 5}); }, "memory pool (5, 5)"));
   allocator->endAllocateToPool(0, id);
   allocator->releasePool(0, id);
   EXPECT(allocator->getPoolUseCount(0, id) == 1);
