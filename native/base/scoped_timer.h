@@ -7,13 +7,13 @@
 
 namespace dtr {
 
-template <typename Nanoseconds>
+template <typename Nanoseconds, int64_t (*kNow)() = now_ns>
 class ScopedTimer {
  public:
-  explicit ScopedTimer(Nanoseconds& total_ns) : total_ns_(total_ns), begin_ns_(now_ns()) {}
+  explicit ScopedTimer(Nanoseconds& total_ns) : total_ns_(total_ns), begin_ns_(kNow()) {}
   ScopedTimer(const ScopedTimer&) = delete;
   ScopedTimer& operator=(const ScopedTimer&) = delete;
-  ~ScopedTimer() { total_ns_ += static_cast<Nanoseconds>(now_ns() - begin_ns_); }
+  ~ScopedTimer() { total_ns_ += static_cast<Nanoseconds>(kNow() - begin_ns_); }
 
  private:
   Nanoseconds& total_ns_;

@@ -1,6 +1,7 @@
 #include "room.h"
 
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/scoped_timer.h"
@@ -63,6 +64,9 @@ double RoomMaker::remap_ns(const Device& device, const dtr_pool_room& room,
 RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
                                          std::unique_lock<EngineMutex>& lock) {
   const ScopedTimer timer(parts_.environment.stats.search_ns);
+  SearchSample& sample = parts_.environment.search_sample;
+  std::optional<ScopedTimer<int64_t, thread_ns>> processor;
+  if (sample.searches++ % SearchSample::kOneIn == 0) processor.emplace(sample.sampled_ns);
   const SearchContext context = parts_.search.context_of(device);
   const dtr_engine_options& options = parts_.environment.options;
   dtr_pool_room room{};

@@ -13,6 +13,15 @@ namespace dtr {
 
 constexpr uint64_t kNoBudget = uint64_t{1} << 62;  // bytes from which on a budget is none
 
+// The processor time of searches, from one in so many. What other programs take from the thread
+// meanwhile is not in it.
+struct SearchSample {
+  static constexpr uint64_t kOneIn = 13;
+  uint64_t searches = 0;
+  int64_t sampled_ns = 0;
+  int64_t all_ns() const { return static_cast<int64_t>(kOneIn) * sampled_ns; }
+};
+
 struct Environment {
   struct Pool {
     uint8_t device_type;
@@ -35,6 +44,7 @@ struct Environment {
   int64_t replay_ns = 0;  // of the pools' devices (RoomPrice)
   int64_t clock_ns = 1;   // see engine.h
   dtr_engine_stats stats{};
+  SearchSample search_sample;
 };
 
 }  // namespace dtr

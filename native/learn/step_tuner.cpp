@@ -48,6 +48,9 @@ constexpr double kThrashesLittle = 0.25;
 constexpr uint64_t kGrowsOn = 2;
 constexpr double kNsPerSecond = 1e9;
 
+// From which on their mean is the price of one.
+constexpr uint64_t kEnoughSearches = 200;
+
 constexpr uint64_t kMarkEvery = 64;  // operators
 constexpr uint64_t kStepsOfWindow = 2;
 // A plan also saves searches and remaps, so it may repeat a little more.
@@ -81,17 +84,15 @@ StepTuner::Mark StepTuner::now_with_room() const {
   const Environment::Pool& of = parts_.environment.pools.front();
   dtr_pool_stats stats;
   dtr_pool_get_stats(of.pool, &stats);
-  // What other programs take from the thread while it searches is not counted: searches have a price.
-  // What moves took is measured, and would be another in each run (DTR_LEARN_AT_ONCE).
   const dtr_engine_stats& engine = parts_.environment.stats;
   const RoomPrice price = RoomPrice::of(of.device_type, stats.chunk_bytes);
-  const bool is_measured = parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
-  mark.room_ns = static_cast<int64_t>((is_measured ? static_cast<double>(engine.move_ns) : 0) +
-                                      static_cast<double>(price.replay_ns) *
-                                          static_cast<double>(engine.rematerializations) +
-                                      price.search_ns * static_cast<double>(engine.searches) +
-                                      price.remap_ns * static_cast<double>(stats.remaps) +
-                                      price.map_ns * static_cast<double>(stats.mapped_chunks));
+  const double measured_ns = static_cast<double>(engine.move_ns) +
+                             static_cast<double>(parts_.environment.search_sample.all_ns());
+  mark.room_ns = static_cast<int64_t>(
+      (is_measured() ? measured_ns : price.search_ns * static_cast<double>(engine.searches)) +
+      static_cast<double>(price.replay_ns) * static_cast<double>(engine.rematerializations) +
+      price.remap_ns * static_cast<double>(stats.remaps) +
+      price.map_ns * static_cast<double>(stats.mapped_chunks));
   mark.misses = engine.plan_misses + stats.remaps;
   return mark;
 }
@@ -111,6 +112,20 @@ uint64_t StepTuner::pace() const { return step_.period > 0 ? step_.period : kPac
 
 const StepTuner::Mark& StepTuner::recent_mark(const Recording& of) const {
   return of.marks[(of.operators - std::min(of.operators, kStepsOfWindow * pace())) / kMarkEvery];
+}
+
+// Else two runs must decide alike: searches have a price, and moves none.
+bool StepTuner::is_measured() const {
+  return parts_.environment.options.learn != DTR_LEARN_AT_ONCE;
+}
+
+// For what is played.
+RoomPrice StepTuner::room_price(uint8_t device_type, uint64_t chunk_bytes) const {
+  RoomPrice price = RoomPrice::of(device_type, chunk_bytes);
+  const SearchSample& sample = parts_.environment.search_sample;
+  if (is_measured() && sample.searches >= kEnoughSearches)
+    price.search_ns = static_cast<double>(sample.all_ns()) / static_cast<double>(sample.searches);
+  return price;
 }
 
 bool StepTuner::is_asked() const {
@@ -277,6 +292,9 @@ void StepTuner::ran_again() {
   if (static_cast<double>(now().again_ns - windows.begin.again_ns) <=
       most * static_cast<double>(kStepsOfWindow) * static_cast<double>(pace_ns_))
     return;
+  // What has just been computed again counts as used lately, so the next step may do as much: to know
+  // the next uses ends that.
+  if (!followed_ && step_.period > 0) usual_.heuristic.foresight = true;
   follow_usual();
   state_ = may_record(windows.count) ? again(windows.count) : watch(before_);
 }
@@ -331,7 +349,7 @@ SimulatedMemory StepTuner::simulated_memory(uint64_t running_bytes) const {
   dtr_runtime_options& options = memory.options;
   options.chunk_bytes = stats.chunk_bytes;
   options.space = room.fixed ? DTR_SPACE_FIXED : DTR_SPACE_HEAP;
-  memory.room_price = RoomPrice::of(of.device_type, stats.chunk_bytes);
+  memory.room_price = room_price(of.device_type, stats.chunk_bytes);
   const Device& device = parts_.devices.with(of.pool);
   if (parts_.environment.options.moving)
     options.move_bytes_per_s = kNsPerSecond * device.move_price.bytes_per_ns();
@@ -512,14 +530,14 @@ StepTuner::Following StepTuner::follow(WhatIf::Found found) {
       Followed{found.has_plan(), found.cost_ns / own_ns_, found.repeats, 1 + operators_ / pace()};
   parts_.follow_plan(found.plan);
   Following following{new_windows()};
-  if (is_first && found.has_plan())
+  if (is_first && step_.period > 0)
     following.improvable = std::move(found);
   else
     end_search();
   return following;
 }
 
-// The plan has moved what stays in the heap to its own places. A better one begins from these.
+// A plan has moved what stays in the heap to its own places. A better one begins from these.
 void StepTuner::improve(const WhatIf::Found& known) {
   task_->memory = simulated_memory();
   add_held(task_->memory);

@@ -11,9 +11,10 @@
 //             job goes on. The search for the first plan has the job's priority, once: it is short.
 //  Following  What was found is followed, or, if nothing was, the options' policy. A policy decides as
 //             any other, operator by operator, and a plan is left where the job differs: so any step is
-//             as right as one that was recorded. Once a first plan has proven good, a better one is
+//             as right as one that was recorded. Once the first has proven good, a better plan is
 //             searched for on the thread, once, with what processors have left. If that costs more, the
-//             first comes back.
+//             first comes back. The options' policy foresees uses once it has computed far more again
+//             in a step than before.
 //  Done       Nothing more is looked for.
 //
 // The steps under a plan are compared with those before, and with what it promised. One that costs more
@@ -128,8 +129,8 @@ class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTu
     Windows windows;
     std::optional<Usual> usual = {};
     bool is_doubted = false;                       // it did too little in the last steps
-    std::optional<WhatIf::Found> improvable = {};  // a first plan
-    std::optional<WhatIf::Found> fallback = {};    // the first plan, under one to be better
+    std::optional<WhatIf::Found> improvable = {};  // what was found first
+    std::optional<WhatIf::Found> fallback = {};    // that, under one to be better
   };
   struct Done {};
   using State = std::variant<Idle, Recording, Resting, Searching, Following, Done>;
@@ -169,6 +170,8 @@ class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTu
   bool wait(std::unique_lock<EngineMutex>& lock, Wait&& until);
   bool can_play() const;
   bool is_asked() const;
+  bool is_measured() const;
+  RoomPrice room_price(uint8_t device_type, uint64_t chunk_bytes) const;
   uint64_t budget_bytes() const;
   SimulatedMemory simulated_memory(uint64_t running_bytes = 0) const;
   void add_held(SimulatedMemory& memory) const;

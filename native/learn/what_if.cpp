@@ -238,14 +238,20 @@ std::optional<WhatIf::Found> WhatIf::plan_of(Schedule schedule, AllocationTrace 
       if (std::optional<Found> found = follow(schedule, trace, most_ns, work_of_play(allowance)))
         return found;
     if (tries == kFirstTries) break;
-    uint64_t& bytes = schedule.budget_bytes;
+    Schedule next = schedule;
     if (has_spare)
-      bytes += spare;
+      next.budget_bytes += spare;
     else
-      bytes = std::min(bytes - std::min(bytes, excess),
-                       static_cast<uint64_t>(kLessForAddresses * static_cast<double>(bytes)));
-    trace = {};
-    if (!play_bytes(schedule, most_ns, work_of_play(allowance), &trace)) break;
+      next.budget_bytes = std::min(
+          next.budget_bytes - std::min(next.budget_bytes, excess),
+          static_cast<uint64_t>(kLessForAddresses * static_cast<double>(next.budget_bytes)));
+    AllocationTrace played;
+    if (play_bytes(next, most_ns, work_of_play(allowance), &played)) {
+      schedule = std::move(next);
+      trace = std::move(played);
+    } else if (!has_spare) {
+      break;
+    }
   }
   return std::nullopt;
 }
@@ -258,32 +264,37 @@ std::optional<WhatIf::Found> WhatIf::first(const EvictionPolicy& usual, double u
   const uint64_t work = kLeastFirstWork + kFirstWork * operators;
   const Allowance allowance = allow(work);
   const double most_ns = std::min(usual_ns - kLittle * own_ns, kHopeless * own_ns);
+  const double gain_ns = kLeastGain * own_ns;
   std::vector<EvictionPolicy> first = policies();
   first.resize(kFirstChoices);
-  std::optional<Schedule> best;
-  AllocationTrace trace;
+  std::vector<std::pair<Schedule, AllocationTrace>>
+      schedules;  // each repeats less than those before
   for (const EvictionPolicy& policy : first) {
     if (!has_steps() || !is_left(allowance)) break;
     ++progress_.tried;
-    const Schedule schedule{policy, memory_.budget_bytes, 0};
-    AllocationTrace played;
+    Schedule schedule{policy, memory_.budget_bytes, 0};
+    AllocationTrace trace;
     const std::optional<double> again_ns =
-        play_bytes(schedule, best ? best->again_ns : most_ns,
-                   std::min(work_of_play(allowance), work / kFirstChoices), &played);
+        play_bytes(schedule, schedules.empty() ? most_ns : schedules.back().first.again_ns,
+                   std::min(work_of_play(allowance), work / kFirstChoices), &trace);
     if (!again_ns) continue;
-    best = schedule;
-    best->again_ns = *again_ns;
-    trace = std::move(played);
+    schedule.again_ns = *again_ns;
+    schedules.emplace_back(std::move(schedule), std::move(trace));
   }
   std::optional<Found> found;
-  if (best) found = plan_of(*best, std::move(trace), most_ns, allowance);
-  // A plan does what it promises, and leaves little for a policy to gain, but where policies may swap,
-  // or memory for addresses is short.
-  if (found && memory_.options.swap_bytes == 0 &&
-      found->cost_ns <= best->again_ns + kLeastGain * own_ns)
-    return found;
+  for (; !schedules.empty() && is_left(allowance); schedules.pop_back()) {
+    const Schedule schedule = schedules.back().first;
+    const double less_ns = found ? found->cost_ns - kLittle * own_ns : most_ns;
+    if (schedule.again_ns >= less_ns) break;
+    if (auto plan = plan_of(schedule, std::move(schedules.back().second), less_ns, allowance))
+      found = std::move(plan);
+    // A plan does what it promises, and leaves little for a policy to gain, but where policies may
+    // swap, or memory for addresses is short.
+    if (found && memory_.options.swap_bytes == 0 && found->cost_ns <= schedule.again_ns + gain_ns)
+      return found;
+  }
   first.push_back(usual);
-  const double most_of_policy = found ? found->cost_ns : usual_ns - kLeastGain * own_ns;
+  const double most_of_policy = found ? found->cost_ns : usual_ns - gain_ns;
   const std::optional<Found> policy = best_policy(first, most_of_policy, allowance);
   return policy && policy->cost_ns + policy->search_ns < most_of_policy ? policy : found;
 }
@@ -364,7 +375,8 @@ std::optional<WhatIf::Found> WhatIf::plan_by(std::vector<Schedule>& schedules,
 std::optional<WhatIf::Found> WhatIf::better(const Found& known) const {
   const auto own_ns = static_cast<double>(program_.cost_ns);
   constexpr auto kMostNs = static_cast<double>(INT64_MAX);
-  if (known.repeats < kWorthSearching || own_ns > kMostNs / (4 * kMostWeight)) return std::nullopt;
+  if (!known.has_plan() || known.repeats < kWorthSearching || own_ns > kMostNs / (4 * kMostWeight))
+    return std::nullopt;
   const uint64_t period = program_.counted_from;
   const Allowance allowance = allow(kMostSearched);
   Schedule here{known.policy, known.schedule_bytes, kHopeless * own_ns,

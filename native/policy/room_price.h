@@ -23,7 +23,8 @@ struct RoomPrice {
     constexpr double kMapChunkNs = 40e3;
     // About what a step of U-Net takes longer for each (bench.sweep learning).
     constexpr double kRemapNs = 50e3;
-    // Searches of jobs of bench.models took 4 to 15 us each, at 0.5 to 0.2 of their activation memory.
+    // Searches of jobs of bench.models took 4 to 15 us each, at 0.5 to 0.2 of their activation memory;
+    // those of bench.foreign 3 to 36, so a job that measures has a price of its own (SearchSample).
     constexpr double kSearchNs = 5000;
     // The host holds back a device's step of many small ops. A replay of GPT-2 medium takes it 50 to
     // 100 us (bench.null_cuda).
