@@ -595,22 +595,22 @@ Tuner::Advice StepTuner::advise(double most_slowness, const Shortage* at,
   if (last.operators > 0 && log_.operators() < next_look(last.operators)) return known();
   last = {log_.operators(), {}};
   StepLog::Begun begun;
-  if (at) begun.sizes = parts_.op_log.running_sizes();
+  if (is_recording) begun.sizes = parts_.op_log.running_sizes();
   const SimulatedMemory played =
       simulated_memory(std::accumulate(begun.sizes.begin(), begun.sizes.end(), uint64_t{0}));
   const uint64_t unknown = budget - played.budget_bytes;
   if (at && !at->recomputes) begun.sizes.push_back(at->requested);
   for (const Storage* storage : parts_.graph.storages())
     if (storage->locks > 0 && storage->live) begun.reads.push_back(storage->log_number);
-  const JobProgram program = at ? log_.whole(step_, begun) : log_.whole(step_);
-  const EvictionPolicy by = policy();
+  const JobProgram program = is_recording ? log_.whole(step_, begun) : log_.whole(step_);
   std::optional<WhatIf::Budget> found;
   // A thread of its own, as a thread has one engine's mutex at most.
   const auto play = [&] {
     SearchProgress progress;
     try {
       found = WhatIf(program, played, progress)
-                  .least_budget(by, most_slowness - 1, least - std::min(least, unknown));
+                  .least_budget(begun_by_, most_slowness - 1, least - std::min(least, unknown),
+                                unknown);
     } catch (const std::exception&) {
       // No memory for it: there is no advice.
     }
@@ -623,9 +623,7 @@ Tuner::Advice StepTuner::advise(double most_slowness, const Shortage* at,
     }
   });
   if (!is_current) return {};
-  if (found)
-    last.advice = {found->bytes + unknown, found->peak_bytes + unknown,
-                   step_.period > 0 ? 1 + found->repeats : 0};
+  if (found) last.advice = {found->bytes + unknown, 1 + found->repeats};
   return known();
 }
 

@@ -51,7 +51,7 @@ namespace dtr {
 
 class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTuner> {
  public:
-  explicit StepTuner(const TunerParts& parts) : parts_(parts) {}
+  explicit StepTuner(const TunerParts& parts) : parts_(parts), begun_by_(policy()) {}
   StepTuner(const StepTuner&) = delete;
   StepTuner& operator=(const StepTuner&) = delete;
   ~StepTuner() override { end_search(); }
@@ -198,6 +198,7 @@ class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTu
   };
 
   const TunerParts parts_;
+  const EvictionPolicy begun_by_;  // as a job with another budget would be
   State state_;
   StepLog log_;
   uint64_t operators_ = 0;  // of the job

@@ -30,6 +30,8 @@ constexpr uint64_t kFirstWork = 2000, kLeastFirstWork = 10'000'000;
 constexpr uint64_t kWideWork = 3000, kLeastWideWork = 80'000'000;
 // A play by bytes that needs more for each operator searches so much that it is no good.
 constexpr uint64_t kPlayWork = 900, kLeastPlayWork = 10'000'000;
+// All plays for a budget that is advised.
+constexpr uint64_t kMostAdvised = 200'000'000;
 // In any other play.
 constexpr uint64_t kMostWork = 200'000'000;
 // Schedules of one policy are tried for a first plan, until one has addresses.
@@ -477,7 +479,8 @@ std::optional<WhatIf::Found> WhatIf::follow(const Schedule& schedule, const Allo
 }
 
 std::optional<WhatIf::Budget> WhatIf::least_budget(const EvictionPolicy& policy,
-                                                   double most_repeats, uint64_t least) const {
+                                                   double most_repeats, uint64_t least,
+                                                   uint64_t beside) const {
   const double most_ns = most_repeats * static_cast<double>(program_.cost_ns) + 1;
   // Without a limit nothing is computed again.
   uint64_t peak = 0;
@@ -485,17 +488,27 @@ std::optional<WhatIf::Budget> WhatIf::least_budget(const EvictionPolicy& policy,
     return std::nullopt;
   peak = std::max(peak, least);
   uint64_t low = std::max(memory_.budget_bytes, least), high = peak;
+  const Allowance of_search = allow(kMostAdvised / 2);
+  const auto do_well = [&](uint64_t bytes, const Allowance& allowance) {
+    return play(policy, bytes, most_ns, work_of_play(allowance));
+  };
   if (peak <= memory_.budget_bytes) return std::nullopt;
-  if (low == memory_.budget_bytes && play(policy, low, most_ns, kMostWork)) return std::nullopt;
+  if (low == memory_.budget_bytes && do_well(low, of_search)) return std::nullopt;
   const uint64_t enough = std::max<uint64_t>((high - low) / 50, 1);
-  while (high - low > enough && !progress_.cancelled) {
+  while (high - low > enough && is_left(of_search)) {
     const uint64_t middle = low + (high - low) / 2;
-    (play(policy, middle, most_ns, kMostWork) ? high : low) = middle;
+    (do_well(middle, of_search) ? high : low) = middle;
   }
-  const auto more = static_cast<uint64_t>(kMargin * static_cast<double>(high));
-  for (const uint64_t bytes : {std::min(more, peak), high, peak})
-    if (const std::optional<Found> found = play(policy, bytes, most_ns, kMostWork))
-      return Budget{bytes, found->repeats, peak};
+  const auto stepped = [&](double bytes) {
+    constexpr uint64_t kStep = Tuner::kAdvisedStep;
+    const uint64_t all = static_cast<uint64_t>(bytes) + beside + kStep - 1;
+    return std::min(all - all % kStep - beside, peak);
+  };
+  const Allowance of_advice = allow(kMostAdvised / 2);
+  for (const uint64_t bytes :
+       {stepped(kMargin * static_cast<double>(high)), stepped(static_cast<double>(high)), peak})
+    if (const std::optional<Found> found = do_well(bytes, of_advice))
+      return Budget{bytes, found->repeats};
   return std::nullopt;
 }
 

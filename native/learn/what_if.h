@@ -81,14 +81,15 @@ class WhatIf {
 
   struct Budget {
     uint64_t bytes;
-    double repeats;       // as above
-    uint64_t peak_bytes;  // what the program takes without a budget, and no less than `least`
+    double repeats;  // as above
   };
   // A budget that was played, with which the policy repeats no more than that: the least found from
-  // `least` on, to 2 % of what a search has to look through, and kMargin more, up to the peak. None
-  // if the program does as well by the budget that it has.
+  // `least` on, to 2 % of what a search has to look through, and kMargin more, up to what the program
+  // takes without a budget. With `beside`, of which the program knows nothing, it is one of
+  // Tuner::kAdvisedStep, if that is not too much. None if the program does as well by the budget that
+  // it has, or none was found with bounded work.
   std::optional<Budget> least_budget(const EvictionPolicy& policy, double most_repeats,
-                                     uint64_t least) const;
+                                     uint64_t least, uint64_t beside = 0) const;
 
  private:
   // Work up to `end` in all, and so much for a play.

@@ -2,7 +2,6 @@
 #include "engine.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <unordered_set>
 #include <utility>
@@ -17,12 +16,11 @@ namespace dtr {
 namespace {
 
 // A budget of at least so much, in tenths of a MiB if those are no more than `most`.
-std::string budget_text(uint64_t bytes, uint64_t most) {
-  constexpr double kTenth = 0x1p20 / 10;
-  const double tenths = std::ceil(static_cast<double>(bytes) / kTenth);
-  if (tenths * kTenth > static_cast<double>(most)) return std::to_string(bytes) + " bytes";
+// Exactly, as it was played.
+std::string budget_text(uint64_t bytes) {
+  if (bytes % Tuner::kAdvisedStep != 0) return std::to_string(bytes) + " bytes";
   char text[64];
-  std::snprintf(text, sizeof text, "%.1f MiB", tenths / 10);
+  std::snprintf(text, sizeof text, "%.10g MiB", static_cast<double>(bytes) / 0x1p20);
   return text;
 }
 
@@ -95,17 +93,18 @@ void Engine::stop_tuner() {
   tuner_.reset();
 }
 
-// Which budget would do: a sentence and a space, or nothing if none is known. With half of what the
-// guard allows for, as what is played is not quite what runs.
+// Which budget would do, and what that costs: a sentence and a space. With half of what the guard allows
+// for, as what is played is not quite what runs. Where a request finds no room it is nothing if no play
+// confirms one.
 std::string Engine::advice(Transaction& call, const Shortage* at) try {
   if (!tuner_ || !guard_.is_on()) return "";
   const Tuner::Advice advice = tuner_->advise((1 + guard_.most()) / 2, at, call.lock);
-  if (advice.budget_bytes == 0) return "";
-  char slowness[64] = "";
-  if (advice.slowness > 0)
-    std::snprintf(slowness, sizeof slowness, ", with %.1f times the compute", advice.slowness);
-  return "For what ran so far a budget of " + budget_text(advice.budget_bytes, advice.peak_bytes) +
-         " would do" + slowness + "; what comes later may need more. ";
+  if (advice.budget_bytes == 0)
+    return at ? "" : "No play of what ran so far confirms a budget that would do. ";
+  char slowness[64];
+  std::snprintf(slowness, sizeof slowness, "%.2f times the compute", advice.slowness);
+  return "For what ran so far a budget of " + budget_text(advice.budget_bytes) +
+         " would do, with " + slowness + "; what comes later may need more. ";
 } catch (const std::bad_alloc&) {
   if (!call.lock) call.lock.lock();
   return "";

@@ -41,12 +41,13 @@ struct TunerParts {
 
 class Tuner {
  public:
-  // A budget with which a step would compute no more than it may.
+  // Budgets are advised in such steps, but where that would be more than the job needs without one: a
+  // text says them exactly.
+  static constexpr uint64_t kAdvisedStep = 1 << 16;
+  // A budget that was played, with which what ran so far computes no more than it may.
   struct Advice {
-    uint64_t budget_bytes = 0;  // more than that of now; 0: none is known
-    uint64_t peak_bytes = 0;    // what the same takes without a budget
-    // All that a step computes, in terms of what it computes first; 0: no step is known.
-    double slowness = 0;
+    uint64_t budget_bytes = 0;  // more than that of now; 0: no play confirms one
+    double slowness = 0;        // all that is computed then, in terms of what is computed first
   };
 
   virtual ~Tuner() = default;

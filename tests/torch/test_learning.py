@@ -467,10 +467,17 @@ class TestPlan:
         assert there == [True] * 8
 
 
-def grind(budget: int, thrash: str, costs: str) -> dict[str, Any]:
+def grind(
+    budget: int, thrash: str, costs: str, heuristic: str = "adaptive", steps: int = 40
+) -> dict[str, Any]:
     """What came of a long chain of products, kept for its backward pass."""
     error = None
-    settings = {"thrash": thrash, "costs": costs, "debug": "no-moves"}
+    settings: dict[str, Any] = {"thrash": thrash, "costs": costs, "debug": "no-moves"}
+    settings["heuristic"] = heuristic
+    if heuristic == "callable":
+        settings["heuristic"] = dtr_alloc.Heuristic(
+            "oldest", select="callback", score=lambda candidate: candidate.staleness_ns
+        )
     with dtr_alloc.session(budget=budget, device="cpu", **settings):
         x = torch.rand(64, 64, requires_grad=True)
 
@@ -482,7 +489,7 @@ def grind(budget: int, thrash: str, costs: str) -> dict[str, Any]:
             x.grad = None
 
         try:
-            for _ in range(40):
+            for _ in range(steps):
                 step()
         except torch.OutOfMemoryError as raised:
             error = str(raised)
@@ -495,7 +502,8 @@ def grind(budget: int, thrash: str, costs: str) -> dict[str, Any]:
 
 class TestThrash:
     BUDGET = 2 * 300 * 64 * 64 * 4 // 40
-    ADVICE = re.compile(r"a budget of ([0-9.]+) MiB would do")
+    ADVICE = re.compile(r"a budget of ([0-9.]+) MiB would do, with ([0-9.]+) times the compute")
+    NONE = "No play of what ran so far confirms a budget that would do."
 
     def run(self, *arguments: object) -> tuple[dict[str, Any], list[str]]:
         """What came of the chain, and the lines on stderr."""
@@ -516,10 +524,34 @@ class TestThrash:
         advice = [self.ADVICE.search(text) for text in (said[0], found["error"])]
         assert all(advice)
 
-        enough = int(max(float(of[1]) for of in advice if of) * MIB)
-        found, said = self.run(enough, "1.4", costs)
-        assert (found["error"], said) == (None, [])
-        assert found["times"] < 1.4
+        for of in advice:
+            assert of
+            bytes_of, times = float(of[1]) * MIB, float(of[2])
+            assert bytes_of % (1 << 16) == 0, "the very budget that was played"
+            assert 1 < times < (1 + 1.4) / 2
+            found, said = self.run(int(bytes_of), "1.4", costs)
+            assert (found["error"], said) == (None, [])
+            assert found["times"] < 1.4
+
+    def test_a_budget_is_advised_for_the_heuristic_of_the_job_alone(self, tmp_path: Path) -> None:
+        """Without a plan, and with the room that the heuristic has."""
+        costs = tmp_path / "costs.json"
+        self.run(1 << 30, "off", costs)
+        fix_costs(costs)
+        found, _said = self.run(self.BUDGET, "1.4", costs, "dtr-full")
+        of = self.ADVICE.search(found["error"])
+        assert of
+        found, said = self.run(int(float(of[1]) * MIB), "off", costs, "dtr-full", 2)
+        assert said == []
+        assert found["times"] == pytest.approx(float(of[2]), abs=0.05)
+
+    def test_where_no_play_confirms_a_budget_it_is_said(self, tmp_path: Path) -> None:
+        """A callable heuristic cannot be played; this one keeps what was used longest ago."""
+        costs = tmp_path / "costs.json"
+        self.run(1 << 30, "off", costs)
+        fix_costs(costs)
+        found, said = self.run(4 * self.BUDGET, "1.4", costs, "callable", 1)
+        assert [self.NONE in text for text in (said[0], found["error"])] == [True, True]
 
 
 class TestSwaps:
