@@ -70,7 +70,7 @@ def settled(commit: str) -> Callable[[Options], Document]:
 
 NAMES: tuple[str, ...] = (
     *("linear", "memory", "adversary", "sweep", "ablation"),
-    *("optimum", "schedule", "learned", "floor", "profile", "fragmentation"),
+    *("optimum", "schedule", "learned", "floor"),
 )
 """The studies, each a module of this package, in the order in which the docs show them."""
 

@@ -18,7 +18,7 @@ SVG = b"<svg"
 reproduce = partial(invoke, command)
 
 
-SETTLED = ("optimum", "profile", "fragmentation")
+SETTLED = ("optimum",)
 RESULTS = Path(__file__).parents[2] / "bench/results/reproduce"
 
 
