@@ -250,7 +250,8 @@ class TestRescue:
             release(toy.unseen(9 * CHUNKS // WORD))
         else:
             with pytest.raises(OutOfMemory):
-                toy.unseen(7 * CHUNKS // WORD)
+                toy.unseen(8 * CHUNKS // WORD)
+            assert toy.stats().moves == 0
         assert all_right(toy, *kept)
 
     def test_what_only_waits_moves_before_it_yields(self, make_chunked_toy):
