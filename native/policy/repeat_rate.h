@@ -29,7 +29,13 @@ class RepeatRate {
     own_ns_ /= 2;
     twice_ns_ /= 2;
   }
-  void forget() { own_ns_ = twice_ns_ = 0; }
+  void forget() {
+    own_ns_ = twice_ns_ = 0;
+    has_taken_over_ = false;
+  }
+  // e* goes on, until forget().
+  void take_over() { has_taken_over_ = true; }
+  bool has_taken_over() const { return has_taken_over_; }
 
   // Costs are too low by more than what chance does: remaps count for no more than they take
   // (room.h).
@@ -46,6 +52,7 @@ class RepeatRate {
   static constexpr double kShows = 0.02;
   static constexpr double kHigh = 0.25;
 
+  bool has_taken_over_ = false;
   double own_ns_ = 0, twice_ns_ = 0;  // halved now and then
   uint64_t noted_ = 0;
 };

@@ -135,6 +135,7 @@ void Engine::look_at_repeats(Transaction& call) {
     options_.heuristic.staleness_exponent = 1;
     options_.room = DTR_ROOM_SINGLE;
     rescore();
+    repeat_rate_.take_over();
     guard_.forgive();
   }
   if (!guard_.note(lately, tuner_ ? tuner_->step_ns() : 0)) return;

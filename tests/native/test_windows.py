@@ -42,7 +42,8 @@ class TestExactness:
         toy = make_toy(pages=40, driver=driver, heuristic=heuristic, history=HISTORY)
         program = Program(toy, heuristic, check_every=4).run(240)
         stats = toy.stats()
-        assert stats.window_searches > (20 if driver == "host-fixed" else 0)
+        # Once e* has taken over from the marginal cost, none is searched any more.
+        assert stats.window_searches > (10 if driver == "host-fixed" else 0)
         assert driver == "host" or stats.window_evictions > 20
         program.end()
 
