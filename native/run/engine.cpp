@@ -15,8 +15,7 @@ namespace dtr {
 
 namespace {
 
-// A budget of at least so much, in tenths of a MiB if those are no more than `most`.
-// Exactly, as it was played.
+// Exactly, as it was played: in MiB where that is short.
 std::string budget_text(uint64_t bytes) {
   if (bytes % Tuner::kAdvisedStep != 0) return std::to_string(bytes) + " bytes";
   char text[64];
