@@ -194,7 +194,7 @@ def test_the_first_search_of_a_chain_takes_work_in_proportion_to_its_operators(c
 
 def test_a_plan_is_made_of_a_schedule_that_does_worse_with_more_memory():
     """There are addresses for more than the budget, and the schedule for that repeats too much."""
-    program = oplog.repeated(oplog.compile_log(LOGS / "lstm_unroll.log.xz"), STEPS)
+    program = repeated(oplog.compile_log(LOGS / "lstm_unroll.log.xz"), STEPS)
     found = simulate.play_step(program, int(0.65 * peak_of(program)), maps_on="cpu")
     assert found.is_planned
     assert found.learned_cost < found.usual_cost / 2
