@@ -9,10 +9,11 @@
 #pragma once
 
 #include <sys/resource.h>
-#include <time.h>
 
 #include <algorithm>
 #include <cstdint>
+
+#include "clock.h"
 
 namespace dtr {
 
@@ -24,11 +25,9 @@ struct ThreadUse {
 
   // All but the clock. It takes a microsecond or two.
   void read_thread() {
-    timespec time;
     rusage usage;
-    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+    processor_ns = thread_ns();
     ::getrusage(RUSAGE_THREAD, &usage);
-    processor_ns = static_cast<int64_t>(time.tv_sec) * 1000000000 + time.tv_nsec;
     sleeps = usage.ru_nvcsw;
   }
 

@@ -60,7 +60,8 @@ double RoomMaker::remap_ns(const Device& device, const dtr_pool_room& room,
 // freed beyond the request. If that one does not make the place, singles may be blind to what does:
 // so a window goes, but not while a remap would do with some more bytes, wherever they are: near the
 // smallest budgets windows then evict what is needed at once. Memory is remapped where that costs
-// less than what would be evicted, and where no window helps.
+// less than what would be evicted, and where no window helps. Once e* has taken over from the marginal
+// cost (repeat_rate.h), there are no windows.
 RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
                                          std::unique_lock<EngineMutex>& lock) {
   const ScopedTimer timer(parts_.environment.stats.search_ns);
@@ -73,18 +74,17 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
   dtr_pool_get_room(device.pool, size_bytes, &room);
   // Where there is a hole what is missing is time, or memory for slabs.
   const bool lacks_place = room.chunk_bytes > 0 && room.in_one_piece && !room.has_hole;
-  // Then one victim goes at a time, and memory is remapped where none makes the place alone.
-  const bool e_star_helps = lacks_place && parts_.repeats.has_taken_over();
-  const int32_t way = lacks_place && parts_.costs.needs().scores ? options.room : DTR_ROOM_SINGLE;
-  Storage* const whole = way == DTR_ROOM_AUTO || e_star_helps
-                             ? parts_.search.choose_whole(device, size_bytes)
-                             : nullptr;
+  const bool has_windows = !parts_.repeats.has_taken_over();
+  int32_t way = DTR_ROOM_SINGLE;
+  if (lacks_place && parts_.costs.needs().scores) way = has_windows ? options.room : DTR_ROOM_AUTO;
+  Storage* const whole =
+      way == DTR_ROOM_AUTO ? parts_.search.choose_whole(device, size_bytes) : nullptr;
   constexpr uint64_t kNever = std::numeric_limits<uint64_t>::max();
   const uint64_t lacking_chunks =
       lacks_place && !whole ? dtr_pool_lacking_chunks(device.pool, size_bytes) : kNever;
   const bool can_remap = lacking_chunks == 0;
   if (can_remap) remap_ns_ = remap_ns(device, room, size_bytes);
-  if (way == DTR_ROOM_SINGLE && can_remap && !e_star_helps) return Way::remap;
+  if (way == DTR_ROOM_SINGLE && can_remap) return Way::remap;
   ++parts_.environment.stats.searches;
   if (whole) {
     victims_.assign(1, whole);
@@ -97,7 +97,7 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
     single = parts_.search.choose(device, context);
   victims_.clear();  // not before: a callback lets another thread choose
   if (single) victims_.push_back(single);
-  if (way == DTR_ROOM_SINGLE && !e_star_helps) return Way::single;
+  if (way == DTR_ROOM_SINGLE) return Way::single;
 
   const auto is_expensive = [&] {
     double loss = 0;
@@ -107,7 +107,7 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
   if (single && parts_.windows.makes_place(device, single, size_bytes))
     return is_expensive() ? Way::remap : Way::single;
   const bool lacks_bytes = !can_remap && lacking_chunks != kNever;
-  if (!(lacks_bytes && single) && !e_star_helps) {
+  if (has_windows && !(lacks_bytes && single)) {
     parts_.compactor.begin_search(device);
     const std::vector<Storage*>& members = parts_.windows.find(
         device, context, size_bytes, [this](const Storage* storage, double evict_ns) {

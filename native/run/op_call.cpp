@@ -16,7 +16,6 @@ namespace {
 // record, and the rest serves new records. The results of an operator are records to come.
 constexpr uint64_t kSpareBytesOfRecord = 128;
 constexpr uint64_t kSpareBytes = 1 << 20;
-// Budgets from here on are none.
 // Records of more results may need more than was kept back for the operator.
 constexpr uint64_t kManyResults = kSpareBytes / kSpareBytesOfRecord / 4;
 

@@ -103,9 +103,9 @@ typedef struct dtr_block {
   uint64_t stream;
   int32_t state;    /* DTR_BLOCK_... */
   int32_t is_small; /* 1: where slabs lie: an object of one, or no place for a large block */
-  uint64_t
-      arena; /* that is open and has it, in use or free; 0: none; UINT64_MAX: if free, it serves
-                       nobody until the device is done (closed arenas, captured streams) */
+  /* The open arena that has it, in use or free; 0: none; UINT64_MAX: if free, it serves nobody until
+   * the device is done (closed arenas, captured streams). */
+  uint64_t arena;
 } dtr_block;
 
 /* The answers of a dtr_room_fn. */
