@@ -18,6 +18,9 @@ constexpr uint64_t kDefaultSmall = 2048;
 constexpr uint64_t kSmallShare = 8;
 constexpr uint64_t kLeastObjects = 32;  // of the largest size that a slab of less than a chunk has
 
+// Of a request that was still not served, until it waits for the device.
+constexpr int kAnswersBeforeWait = 256;
+
 uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
 
 [[noreturn]] void invalid(const char* field, uint64_t value, const std::string& allowed) {
@@ -171,20 +174,24 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, int32
   int idle_answers = 0;
   uint64_t rounded;
   int32_t answer = DTR_ROOM_IS_FREED;
-  for (bool last = false;;) {
+  bool last = false;
+  for (int answers = 0;; ++answers) {
+    // What was freed may be no place while work of several streams is under way, and whoever makes
+    // room by moving blocks could go on for as long as that work takes.
+    const bool waits = last || (answers > 0 && answers % kAnswersBeforeWait == 0);
     {
       Lock lock(mutex_);
       hint_ = hint;
-      remaps_ = last || answer == DTR_ROOM_BY_REMAP || !has_room();
+      remaps_ = waits || answer == DTR_ROOM_BY_REMAP || !has_room();
       uint64_t offset = arena == kNoArena ? place_plain(size_bytes, stream) : Slabs::kNone;
       if (offset != Slabs::kNone) return reservation_.base() + offset;
       rounded = rounded_size(size_bytes);
       refusal_.clear();
       const bool possible = is_possible(size_bytes);
       if (possible) {
-        offset = attempt(size_bytes, stream, arena, last);
+        offset = attempt(size_bytes, stream, arena, waits);
         if (offset == Slabs::kNone && settle_arenas()) {
-          offset = try_allocate(size_bytes, stream, arena, last);
+          offset = try_allocate(size_bytes, stream, arena, waits);
         }
       }
       if (offset != Slabs::kNone) {

@@ -26,7 +26,8 @@
 //      pending blocks, freed behind waits on the device (Streams::hurry), and 1 to 3 once more;
 //   4. waiting for the device, if arenas were closed, and 1 to 3 once more; then the room
 //      callback, as long as it gives something;
-//   5. waiting for all streams, then 1 to 3 once more over every hole there is;
+//   5. waiting for all streams, then 1 to 3 once more over every hole there is; so, too, where the
+//      callback gives without end what is no place until streams have caught up;
 //   6. out of memory.
 // With keep_bytes, idle chunks above it go back to the driver as soon as they are a batch, a
 // quarter of keep_bytes. That takes no waiting on the host, as every free records an event then.

@@ -227,6 +227,26 @@ def test_the_last_search_waits_for_streams_that_complete_in_any_order(pool, fake
     assert [fake_cuda.unfinished(stream) for stream in streams] == [0, 0, 0]
 
 
+def test_room_that_is_made_without_end_ends_in_a_wait(pool, fake_cuda):
+    """Free blocks of several streams are no hole while work runs, and every answer frees one."""
+    blocks = {pool.allocate(CHUNK, stream): stream for stream in (A, B) * 4}
+    for address, stream in blocks.items():
+        fake_cuda.launch(stream, address, CHUNK)
+    moved, *freed = sorted(blocks)
+    for address in freed[:4]:
+        pool.free(address)
+    moves = []
+
+    def move(size, stream):
+        moves.append(moved)
+        pool.free(moved)
+        return len(moves) < 2000 and pool.allocate(CHUNK, blocks[moved]) == moved
+
+    pool.set_room(move)
+    assert pool.allocate(4 * CHUNK, A) == freed[0]
+    assert 0 < len(moves) < 2000
+
+
 def test_in_the_steady_state_the_host_waits_for_nothing(pool, fake_cuda):
 
     def step():
