@@ -1,8 +1,8 @@
 """Traces as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
 
 Each device is a process: counters of live, reserved and allowed bytes, a slice for each step and
-each recomputed content, and an instant for each eviction, move and failure. A profile of PyTorch
-adds processes with its operators and kernels.
+each recomputed content, and an instant for each eviction, move and failure. They may be added to a
+profile of PyTorch.
 
 A trace has no begin and end of an operator. A recomputation lasts from the allocation of its block
 until the content is back: that is the kernel, without the search for room.
@@ -11,358 +11,248 @@ until the content is back: that is the kernel, without the search for room.
 from __future__ import annotations
 
 import gzip
-import heapq
-import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from collections.abc import Iterable, Iterator
+from functools import partial
+from heapq import nlargest
+from operator import attrgetter
 from typing import Any, NamedTuple
 
+import msgspec
+from msgspec import Raw, Struct
+
+from dtr_alloc import bounded
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
-from dtr_alloc.fragment import torch_profile
-from dtr_alloc.traces.trace import MOST_DEVICES, Kind, Trace, TraceError
+from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
-LIMIT_BYTES = 64 << 20
-"""Of the JSON, before it is compressed: as much as a viewer holds."""
-LEAST_LIMIT_BYTES = 1 << 16
+MOST = 1 << 16
+"""The most events of a kind: a viewer holds some hundred thousand."""
+MOST_PROFILE_BYTES = 1 << 30
+"""Of its JSON."""
+FIRST_PROCESS = 1 << 22
+"""The number of the first device's process: larger than those of Linux, which a profile has."""
 
-_LEAST_EVENT_BYTES = 80
-_MOST_COUNTER_BYTES = 192
 _LETTERS = 400
 """Of a name: many events may share a long one."""
-_COUNTERS = ("live", "reserved", "budget")
+_STEPS, _AGAIN = "steps", "computed again"
 _INSTANTS = {
     Kind.EVICT: "evict",
     Kind.MOVE_TO: "move",
     Kind.OUT_OF_MEMORY: "out of memory",
     Kind.MARK: "mark",
 }
-_AGAIN = "computed again"
-_TRACKS = ("steps", *_INSTANTS.values(), _AGAIN)  # the last may have lanes after it
+_TRACKS = (_STEPS, *_INSTANTS.values(), _AGAIN)
+"""By their numbers. Slices that overlap have tracks after the last one."""
 
 
-class _Event(NamedTuple):
-    """An event's text, and the values that decide its position and whether it is kept."""
+class _Span(NamedTuple):
+    """An event of a track: the rows of a slice; of an instant, the row that allocated the block,
+    and its own."""
 
-    weight: float
-    time_ns: int
-    duration_ns: int
-    text: str
+    name: str
+    first: int
+    last: int
+    size_bytes: int = 0
 
 
-class _Events(NamedTuple):
-    """Those of a kind.
+class _Timed(Struct):
+    """The part of a profile's event that is read. Times are in microseconds."""
 
-    Attributes:
-        total: their number.
-        heaviest: as many as may be written.
-    """
-
-    total: int
-    heaviest: list[_Event]
+    ph: str
+    ts: float = 0
 
 
 def write(
-    trace: Trace,
-    path: str | os.PathLike[str],
-    limit_bytes: int = LIMIT_BYTES,
-    profile: str | os.PathLike[str] | None = None,
+    trace: Trace, path: str | os.PathLike[str], profile: str | os.PathLike[str] | None = None
 ) -> Counter[str]:
-    """Writes a checked trace (Trace.validate), compressed.
-
-    Each kind of event has an equal share of the limit; the rest of one share goes to the other
-    kinds. Of a kind with more events, the longest slices, the largest blocks and the peaks of
-    counters are kept.
+    """Writes a checked trace (Trace.validate), compressed. Of a kind with more than MOST events,
+    the longest slices, the largest blocks and the peaks of counters are kept.
 
     Args:
         trace: of a device or more.
         path: of the new file.
-        limit_bytes: of the JSON before it is compressed; LEAST_LIMIT_BYTES or more.
-        profile: a trace of torch.profiler of the same run, plain or ``.gz``: its operators are
-            added at the trace's time. Takes ten times as much memory as its JSON has bytes.
+        profile: a trace of torch.profiler of the same run, plain or ``.gz``: its events come first,
+            and those of the trace have its time. Takes three times as much memory as its JSON has
+            bytes, and 100 bytes for each of its events.
 
     Returns the number of events left out, by kind.
 
     Raises TraceError, which names the profile, for any other file, one that is too large, or one of
     another time than the trace; OSError as the disk does.
     """
-    most = limit_bytes // _LEAST_EVENT_BYTES
-    groups = {"names": _names(trace)}
-    groups |= _steps_and_instants(trace, most)
-    groups[_AGAIN], lanes = _computed_again(trace, most)
-    groups["names"].heaviest.extend(lanes)
+    document: dict[str, Any] = {"displayTimeUnit": "ms", "traceEvents": []}
+    begin_ns = 0
     if profile is not None:
-        groups |= _profiled(trace, profile, most)
-    counters = _counters(trace, limit_bytes // 4 // _MOST_COUNTER_BYTES)
-    left_out = Counter({"counters": counters.total - len(counters.heaviest)})
-    kept = counters.heaviest
-    # What surrounds the events has a sixteenth of the least limit at most.
-    left = limit_bytes - LEAST_LIMIT_BYTES // 16 - sum(len(each.text) + 2 for each in kept)
-    sized = sorted(groups.items(), key=lambda of: sum(len(each.text) for each in of[1].heaviest))
-    for number, (name, events) in enumerate(sized):
-        share = left // (len(sized) - number)
-        chosen, size = _within(events.heaviest, share)
-        kept += chosen
-        left -= size
-        left_out[name] += max(events.total, len(events.heaviest)) - len(chosen)
-    left_out = +left_out  # only what there is
-    kept.sort(key=lambda each: (each.time_ns, -each.duration_ns))  # inner slices come later
-    about = {
-        "source": trace.meta.get("source", "")[:_LETTERS],
-        "limit_bytes": limit_bytes,
-        "left_out": left_out,
-    }
-    with open(path, "wb") as file, gzip.open(file, "wt", encoding="utf-8") as text:
-        text.write('{"displayTimeUnit":"ms","otherData":' + json.dumps(about) + ',"traceEvents":[')
-        text.write(",\n".join(each.text for each in kept))
-        text.write("]}\n")
-    return left_out
+        document, begin_ns = _profile(trace, profile)
+    events = list(_counters(trace))
+    left_out = Counter[str]()
+    for track, spans in _spans(trace).items():
+        is_slice = track in (_STEPS, _AGAIN)
+        weight = partial(_lasts_ns, trace) if is_slice else attrgetter("size_bytes")
+        kept = nlargest(MOST, spans, key=weight)
+        left_out[track] = len(spans) - len(kept)
+        kept.sort(key=attrgetter("first"))
+        events += (_slices if is_slice else _instants)(trace, track, kept)
+    for event in events:
+        event["ts"] = (event["ts"] + begin_ns) / 1000
+    document["traceEvents"] += [*_names(events), *events]
+    with open(path, "wb") as file:
+        file.write(gzip.compress(msgspec.json.encode(document)))
+    return +left_out
 
 
-def _within(events: Iterable[_Event], share: int) -> tuple[list[_Event], int]:
-    """The heaviest that fit, and their bytes."""
-    chosen, size = [], 0
-    for each in sorted(events, key=lambda each: -each.weight):
-        if size + len(each.text) + 2 > share:
-            continue
-        chosen.append(each)
-        size += len(each.text) + 2
-    return chosen, size
-
-
-def _event(
-    phase: str,
-    name: str,
-    process: int,
-    track: int,
-    args: dict[str, Any],
-    *,
-    time_ns: int = -1,
-    duration_ns: int = 0,
-    weight: float = 0,
-) -> _Event:
-    event = {"ph": phase, "name": name[:_LETTERS], "pid": process, "tid": track, "args": args}
-    if phase != "M":
-        event["ts"] = time_ns / 1000
-    if phase == "X":
-        event["dur"] = duration_ns / 1000
-    if phase == "i":
-        event["s"] = "t"
-    return _Event(weight, time_ns, duration_ns, json.dumps(event, separators=(",", ":")))
-
-
-def _named(kind: str, name: str, process: int, track: int = 0) -> _Event:
-    return _event("M", kind, process, track, {"name": name})
-
-
-def _slice(
-    name: str, process: int, track: int, begin_ns: int, lasts_ns: int, args: dict[str, Any]
-) -> _Event:
-    return _event(
-        "X", name, process, track, args, time_ns=begin_ns, duration_ns=lasts_ns, weight=lasts_ns
-    )
-
-
-def _block(trace: Trace, at: int, size_bytes: int) -> dict[str, Any]:
-    address = hex(trace.address[at])
-    return {"size": format_size(size_bytes), "bytes": size_bytes, "address": address}
-
-
-def _heaviest(
-    rows: list[int], most: int, weight: Callable[[int], int], event: Callable[[int], _Event]
-) -> _Events:
-    """The events of these rows."""
-    return _Events(len(rows), [event(at) for at in heapq.nlargest(most, rows, key=weight)])
-
-
-def _devices(trace: Trace) -> range:
-    return range(max(trace.device, default=0) + 1)
-
-
-def _names(trace: Trace) -> _Events:
-    events = []
-    for device in _devices(trace):
-        events.append(_named("process_name", f"device {device}", device))
-        for track, name in enumerate(_TRACKS):
-            events.append(_named("thread_name", name, device, track))
-    return _Events(len(events), events)
-
-
-def _counters(trace: Trace, most: int) -> _Events:
-    """About as many moments of all devices, with the peaks among them."""
-    chosen: list[_Event] = []
-    devices = _moments(trace)
-    for device, moments in enumerate(devices):
-        stride = -(-len(moments) // max(1, most // len(devices))) or 1
-        for begin in range(0, len(moments), stride):
-            time_ns, *values = max(moments[begin : begin + stride], key=lambda each: each[1])
-            shown = dict(zip(_COUNTERS, values, strict=True))
-            chosen.append(_event("C", "memory, bytes", device, 0, shown, time_ns=time_ns))
-    return _Events(sum(map(len, devices)), chosen)
-
-
-def _moments(trace: Trace) -> list[list[tuple[int, int, int, int]]]:
-    """By device: times in nanoseconds, with live, reserved and allowed bytes."""
-    blocks: dict[tuple[int, int], int] = {}
-    now = [[0, 0, 0] for _ in _devices(trace)]
-    moments: list[list[tuple[int, int, int, int]]] = [[] for _ in now]
-    columns = zip(
-        trace.kind, trace.device, trace.time_ns, trace.address, trace.size_bytes, strict=True
-    )
-    for kind, device, time_ns, address, size in columns:
-        of = now[device]
+def _counters(trace: Trace) -> Iterator[dict[str, Any]]:
+    """Of each device: of so many stretches of its events the moment with the most live bytes."""
+    sizes: dict[tuple[int, int], int] = {}
+    now: dict[int, list[int]] = {}
+    moments: dict[int, list[tuple[int, ...]]] = {}
+    columns = (trace.kind, trace.device, trace.time_ns, trace.address, trace.size_bytes)
+    for kind, device, time_ns, address, size in zip(*columns, strict=True):
+        of = now.setdefault(device, [0, 0, 0])
         if kind == Kind.ALLOCATE:
-            blocks[device, address] = size
+            sizes[device, address] = size
             of[0] += size
         elif kind == Kind.FREE:
-            of[0] -= blocks.pop((device, address), 0)
-        elif kind == Kind.SEGMENT_ALLOCATE:
-            of[1] += size
-        elif kind == Kind.SEGMENT_FREE:
-            of[1] -= size
+            of[0] -= sizes.pop((device, address))
+        elif kind in (Kind.SEGMENT_ALLOCATE, Kind.SEGMENT_FREE):
+            of[1] += size if kind == Kind.SEGMENT_ALLOCATE else -size
         elif kind == Kind.BUDGET:
             of[2] = 0 if size == UNLIMITED_BYTES else size
         else:
             continue
-        moments[device].append((time_ns, of[0], of[1], of[2]))
-    return moments
+        moments.setdefault(device, []).append((time_ns, *of))
+    for device, found in moments.items():
+        stride = -(-len(found) * len(moments) // MOST)
+        for begin in range(0, len(found), stride):
+            time_ns, *values = max(found[begin : begin + stride], key=lambda moment: moment[1])
+            shown = dict(zip(("live", "reserved", "budget"), values, strict=True))
+            yield _event("C", "memory, bytes", device, 0, time_ns, shown)
 
 
-def _steps_and_instants(trace: Trace, most: int) -> dict[str, _Events]:
-    made_by: dict[tuple[int, int], int] = {}  # by device and address: the name of the ALLOCATE
-    makers: dict[int, int] = {}  # by eviction
-    rows: dict[int, list[int]] = {kind: [] for kind in _INSTANTS}
-    begins: list[list[int]] = [[] for _ in _devices(trace)]
-    last_ns = [0] * len(_devices(trace))
-    for at, kind in enumerate(trace.kind):
-        device = trace.device[at]
-        last_ns[device] = trace.time_ns[at]
+def _spans(trace: Trace) -> dict[str, list[_Span]]:
+    """The events of each track, in the order of their last rows."""
+    found: dict[str, list[_Span]] = {track: [] for track in _TRACKS}
+    made: dict[tuple[int, int], int] = {}  # by device and address: the row of the block's ALLOCATE
+    fresh: dict[tuple[int, int], int] = {}  # the same, until a content is back in the block
+    steps: dict[int, tuple[int, int]] = {}  # by device: the number of its step, and the first row
+    again: dict[int, int] = {}  # by device: the index of a slice that more contents may belong to
+    last: dict[int, int] = {}
+    for row, (kind, device, address) in enumerate(
+        zip(trace.kind, trace.device, trace.address, strict=True)
+    ):
+        last[device], place = row, (device, address)
+        with_before = again.pop(device, None)
         if kind == Kind.ALLOCATE:
-            made_by[device, trace.address[at]] = trace.name[at]
+            made[place] = fresh[place] = row
+        elif kind == Kind.REMATERIALIZE:
+            again[device] = _add_again(
+                trace, found[_AGAIN], row, fresh.pop(place, row), with_before
+            )
         elif kind == Kind.STEP:
-            begins[device].append(trace.time_ns[at])
-        elif kind in rows:
-            rows[kind].append(at)
-            if kind == Kind.EVICT:
-                makers[at] = made_by[device, trace.address[at]]
-
-    def instant(at: int) -> _Event:
-        kind = Kind(trace.kind[at])
-        said = {"what": trace.names[trace.name[at]][:_LETTERS]}
-        if kind == Kind.EVICT:
-            said = {"allocated by": trace.names[makers[at]][:_LETTERS], "for": said["what"]}
-        size, track = trace.size_bytes[at], _TRACKS.index(_INSTANTS[kind])
-        args, time_ns = said | _block(trace, at, size), trace.time_ns[at]
-        where = trace.device[at], track
-        return _event("i", _INSTANTS[kind], *where, args, time_ns=time_ns, weight=size)
-
-    groups = {
-        name: _heaviest(rows[kind], most, lambda at: trace.size_bytes[at], instant)
-        for kind, name in _INSTANTS.items()
-    }
-    steps = []
-    for device, end_ns in enumerate(last_ns):
-        steps += [
-            _slice(f"step {number}", device, _TRACKS.index("steps"), begin, end - begin, {})
-            for number, (begin, end) in enumerate(pairwise([*begins[device], end_ns]), 1)
-        ]
-    groups["steps"] = _Events(len(steps), steps)
-    return groups
+            number, first = steps.get(device, (0, row))
+            if number:
+                found[_STEPS].append(_Span(f"step {number}", first, row))
+            steps[device] = number + 1, row
+        elif kind in _INSTANTS:
+            track = _INSTANTS[Kind(kind)]
+            found[track].append(_Span(track, made.get(place, row), row, trace.size_bytes[row]))
+    for device, (number, first) in steps.items():
+        found[_STEPS].append(_Span(f"step {number}", first, last[device]))
+    return found
 
 
-def _computed_again(trace: Trace, most: int) -> tuple[_Events, list[_Event]]:
-    """A slice for each operator that ran again, which may have brought several contents back, and
-    the names of lanes. Slices of several threads may overlap, so they are put in lanes."""
-    began: dict[tuple[int, int], tuple[int, int]] = {}  # by device and address: ALLOCATE, its name
-    slices: list[list[int]] = []  # first row, last row, bytes
-    last_of: dict[int, list[int]] = {}  # by device: its last slice, if more may have come with it
-    for at, kind in enumerate(trace.kind):
-        device = trace.device[at]
-        place = device, trace.address[at]
-        if kind == Kind.ALLOCATE:
-            began[place] = at, trace.name[at]
-        if kind != Kind.REMATERIALIZE:
-            last_of.pop(device, None)
-            continue
-        # An operator that overwrote its argument allocated nothing, so its begin is unknown.
-        first, name = began.pop(place, (at, trace.name[at]))
-        if name != trace.name[at]:
-            first = at
-        before = last_of.get(device)
-        if before is not None and trace.name[before[1]] == trace.name[at] and first < before[1]:
-            before[:] = min(first, before[0]), at, before[2] + trace.size_bytes[at]
-            continue
-        last_of[device] = [first, at, trace.size_bytes[at]]
-        slices.append(last_of[device])
-    lanes: list[list[int]] = [[] for _ in _devices(trace)]  # when the last slice of each ends
-    names: list[_Event] = []
-    tracks: list[int] = []
-    slices.sort()
-    for first, last, _ in slices:
-        ends = lanes[trace.device[last]]
-        begin_ns, end_ns = trace.time_ns[first], trace.time_ns[last]
+def _add_again(trace: Trace, slices: list[_Span], row: int, first: int, before: int | None) -> int:
+    """Adds a content that is back, perhaps to the slice before it, as an operator may bring several
+    back. Returns the index of the slice."""
+    if trace.name[first] != trace.name[row]:
+        first = row  # the operator overwrote its argument, and its begin is unknown
+    name, size_bytes = trace.names[trace.name[row]] or _AGAIN, trace.size_bytes[row]
+    if before is not None and slices[before].name == name and first < slices[before].last:
+        one = slices[before]
+        slices[before] = _Span(name, min(first, one.first), row, one.size_bytes + size_bytes)
+        return before
+    slices.append(_Span(name, first, row, size_bytes))
+    return len(slices) - 1
+
+
+def _lasts_ns(trace: Trace, span: _Span) -> int:
+    return trace.time_ns[span.last] - trace.time_ns[span.first]
+
+
+def _slices(trace: Trace, track: str, spans: Iterable[_Span]) -> Iterator[dict[str, Any]]:
+    """In the order of their begins. Slices of several threads may overlap, so they lie in lanes."""
+    lanes: dict[int, list[int]] = {}  # by device: when the last slice of each ends
+    for span in spans:
+        begin_ns, lasts_ns = trace.time_ns[span.first], _lasts_ns(trace, span)
+        ends = lanes.setdefault(trace.device[span.last], [])
         lane = next((at for at, end in enumerate(ends) if end <= begin_ns), len(ends))
-        if lane == len(ends):
-            ends.append(0)
-            if lane:
-                track = len(_TRACKS) - 1 + lane
-                names.append(_named("thread_name", _AGAIN, trace.device[last], track))
-        ends[lane] = end_ns
-        tracks.append(len(_TRACKS) - 1 + lane)
-
-    def lasts_ns(number: int) -> int:
-        first, last, _ = slices[number]
-        return trace.time_ns[last] - trace.time_ns[first]
-
-    def event(number: int) -> _Event:
-        first, last, size = slices[number]
-        name = trace.names[trace.name[last]] or _AGAIN
-        begin_ns, args = trace.time_ns[first], _block(trace, last, size)
-        track = tracks[number]
-        return _slice(name, trace.device[last], track, begin_ns, lasts_ns(number), args)
-
-    return _heaviest(list(range(len(slices))), most, lasts_ns, event), names
+        ends[lane : lane + 1] = [begin_ns + lasts_ns]
+        args = _block(trace, span) if track == _AGAIN else {}
+        number = _TRACKS.index(track) + lane
+        event = _event("X", span.name, trace.device[span.last], number, begin_ns, args)
+        yield event | {"dur": lasts_ns / 1000}
 
 
-def _profiled(trace: Trace, path: str | os.PathLike[str], most: int) -> dict[str, _Events]:
-    """Operators and kernels of PyTorch's profiler, within the time of the trace."""
+def _instants(trace: Trace, track: str, spans: Iterable[_Span]) -> Iterator[dict[str, Any]]:
+    for span in spans:
+        said = {"what": _text(trace, span.last)}
+        if track == _INSTANTS[Kind.EVICT]:
+            said = {"allocated by": _text(trace, span.first), "for": said["what"]}
+        args, at_ns = said | _block(trace, span), trace.time_ns[span.last]
+        number = _TRACKS.index(track)
+        yield _event("i", track, trace.device[span.last], number, at_ns, args) | {"s": "t"}
+
+
+def _text(trace: Trace, row: int) -> str:
+    return trace.names[trace.name[row]][:_LETTERS]
+
+
+def _block(trace: Trace, span: _Span) -> dict[str, Any]:
+    size, address = span.size_bytes, hex(trace.address[span.last])
+    return {"size": format_size(size), "bytes": size, "address": address}
+
+
+def _event(
+    phase: str, name: str, device: int, track: int, time_ns: int, args: dict[str, Any]
+) -> dict[str, Any]:
+    where = {"pid": FIRST_PROCESS + device, "tid": track}
+    return {"ph": phase, "name": name[:_LETTERS], **where, "ts": time_ns, "args": args}
+
+
+def _names(events: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The names of the processes and the tracks of events."""
+    for process, track in sorted({(event["pid"], event["tid"]) for event in events}):
+        name = _TRACKS[min(track, len(_TRACKS) - 1)]
+        for kind, text in (("process", f"device {process - FIRST_PROCESS}"), ("thread", name)):
+            of = {"pid": process, "tid": track, "args": {"name": text}}
+            yield {"ph": "M", "name": f"{kind}_name", **of}
+
+
+def _profile(trace: Trace, path: str | os.PathLike[str]) -> tuple[dict[str, Any], int]:
+    """A profile, with its events as they are written, and the begin of the trace on its clock, in
+    nanoseconds."""
+    place = os.fspath(path)
     began_ns = trace.meta.get("began_unix_ns")
     if not isinstance(began_ns, int):
         raise TraceError(
-            f"{os.fspath(path)}: the trace does not say when it began, as older ones, those that a "
-            "killed job left and those of others; allowed: a trace that DTR_ALLOC_TRACE wrote to "
-            "its end"
+            f"{place}: the trace does not say when it began, as older ones, those of others and "
+            "those that a killed job left; allowed: a trace that DTR_ALLOC_TRACE wrote to its end"
         )
-    profile = torch_profile.read(path)
-    last_ns = trace.time_ns[-1] if len(trace) else 0
-    slices = [
-        each._replace(begin_ns=each.begin_ns - began_ns)
-        for each in profile.slices
-        if 0 <= each.begin_ns - began_ns <= last_ns
-    ]
-    if not slices:
+    decode = msgspec.json.decode
+    try:
+        with bounded.errors_as(TraceError, path), bounded.opened(path) as file:
+            document = decode(bounded.rest(file, MOST_PROFILE_BYTES), type=dict[str, Raw])
+        base_ns = decode(document.get("baseTimeNanoseconds", b"0"), type=int)
+        events = document.get("traceEvents", b"")
+        times_us = [each.ts for each in decode(events, type=list[_Timed]) if each.ph == "X"]
+        both: dict[str, Any] = {**document, "traceEvents": decode(events, type=list[Raw])}
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise TraceError(f"{place} is no trace of torch.profiler: {error}") from None
+    begin_us, end_us = (began_ns - base_ns) / 1000, (trace.time_ns[-1] if len(trace) else 0) / 1000
+    if not any(0 <= time_us - begin_us <= end_us for time_us in times_us):
         raise TraceError(
-            f"{os.fspath(path)} has {len(profile.slices)} operators, and none of them in the time "
-            "of the trace; allowed: a profile of the same run"
+            f"{place} has {len(times_us)} operators, and none of them in the time of the trace; "
+            "allowed: a profile of the same run"
         )
-    processes: dict[int | str, int] = {}
-    for each in profile.slices:
-        processes.setdefault(each.process, MOST_DEVICES + len(processes))
-    told = [
-        _named(kind, text, processes[process], track)
-        for kind, text, process, track in profile.names
-        if process in processes
-    ]
-
-    def event_of(number: int) -> _Event:
-        name, process, track, begin_ns, lasts_ns = slices[number]
-        return _slice(name, processes[process], track, begin_ns, lasts_ns, {})
-
-    operators = _heaviest(
-        list(range(len(slices))), most, lambda number: slices[number].lasts_ns, event_of
-    )
-    return {
-        "operators": _Events(len(profile.slices), operators.heaviest),
-        "names of operators' threads": _Events(len(told), told),
-    }
+    return both, began_ns - base_ns

@@ -65,11 +65,10 @@ def write(
     path: str | os.PathLike[str],
     to: str,
     device: int | None = None,
-    limit_bytes: int = chrome_trace.LIMIT_BYTES,
     profile: Path | None = None,
 ) -> Counter[str]:
     """Writes a checked trace as one of WRITES. It is first written to a file beside the path, so a
-    failure leaves the old file. The limit and the profile are those of chrome_trace.write().
+    failure leaves the old file. The profile is that of chrome_trace.write().
 
     Returns the number of events left out, by kind; none but for ``chrome``.
 
@@ -78,7 +77,7 @@ def write(
     makers: dict[str, Callable[[Path], Counter[str] | None]] = {
         "trace": lambda part: trace_file.write(trace, part),
         "torch": lambda part: torch_export.write(trace, part),
-        "chrome": lambda part: chrome_trace.write(trace, part, limit_bytes, profile),
+        "chrome": lambda part: chrome_trace.write(trace, part, profile),
         "rmm": lambda part: rmm.write(trace, part, device=device),
     }
     with beside(Path(path)) as part:

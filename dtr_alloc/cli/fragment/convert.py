@@ -7,10 +7,9 @@ from typing import Any
 
 import click
 
-from dtr_alloc.cli.common import given, of_file
+from dtr_alloc.cli.common import of_file
 from dtr_alloc.cli.fragment.options import FILE, OUT, truncated_option
-from dtr_alloc.config import error_size, format_size, parse_size
-from dtr_alloc.fragment import chrome_trace, formats
+from dtr_alloc.fragment import formats
 from dtr_alloc.traces.trace import TraceError
 
 
@@ -41,12 +40,6 @@ def import_(source: Path, out: Path, allow_truncated: bool) -> None:
     help="With --to chrome: what torch.profiler wrote of the same run (export_chrome_trace). Its "
     "operators are added.",
 )
-@click.option(
-    "--limit",
-    metavar="SIZE",
-    help="With --to chrome: of the JSON before it is compressed. Of what does not fit, the longest "
-    f"and the largest stay (default: {format_size(chrome_trace.LIMIT_BYTES)}).",
-)
 @truncated_option
 def export(
     source: Path,
@@ -54,30 +47,13 @@ def export(
     to: str,
     device: int | None,
     profile: Path | None,
-    limit: str | None,
     allow_truncated: bool,
 ) -> None:
     """Converts the trace IN (or a file that `import` reads) to another format."""
-    for name, value in (("--profile", profile), ("--limit", limit)):
-        if value is not None and to != "chrome":
-            raise click.UsageError(f"{name} is for --to chrome, not for --to {to}")
-    _convert(
-        source,
-        out,
-        to,
-        allow_truncated=allow_truncated,
-        device=device,
-        limit_bytes=_limit_bytes(limit),
-        profile=profile,
-    )
-
-
-def _limit_bytes(text: str | None) -> int:
-    size = chrome_trace.LIMIT_BYTES if text is None else given("--limit", lambda: parse_size(text))
-    if size < chrome_trace.LEAST_LIMIT_BYTES:
-        least = error_size(chrome_trace.LEAST_LIMIT_BYTES)
-        raise click.UsageError(f"--limit is {error_size(size)}; allowed: {least} or more")
-    return size
+    if profile is not None and to != "chrome":
+        raise click.UsageError(f"--profile is for --to chrome, not for --to {to}")
+    options = {"device": device, "profile": profile}
+    _convert(source, out, to, allow_truncated=allow_truncated, **options)
 
 
 def _convert(source: Path, out: Path, to: str, *, allow_truncated: bool, **options: Any) -> None:
@@ -95,4 +71,4 @@ def _convert(source: Path, out: Path, to: str, *, allow_truncated: bool, **optio
     click.echo(f"{out}: {len(trace)} events")
     if left_out:
         kinds = ", ".join(f"{count} of {name}" for name, count in left_out.items())
-        click.echo(f"dtr_alloc: left out for the limit: {kinds}", err=True)
+        click.echo(f"dtr_alloc: left out, as no viewer holds so many: {kinds}", err=True)
