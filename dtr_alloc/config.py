@@ -411,7 +411,7 @@ class Config:
     with pictures."""
 
     progress: bool = False
-    """Whether a line on stderr shows progress: continually on a terminal, elsewhere once a
+    """Whether lines on stderr show progress: every ten seconds on a terminal, elsewhere once a
     minute."""
 
     thrash: float = 4

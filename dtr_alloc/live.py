@@ -1,4 +1,4 @@
-"""The display of a running job: a small file for ``dtr-alloc top``, and a line on stderr
+"""The display of a running job: a small file for ``dtr-alloc top``, and lines on stderr
 (``DTR_ALLOC_PROGRESS``).
 
 The file is written twice a second at most. It is in a folder that only its user can access, and is
@@ -14,9 +14,8 @@ import os
 import stat
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
@@ -29,9 +28,8 @@ _SIZE = 4096
 """Of the file, in bytes, padded with blanks."""
 EVERY_SECONDS = 0.5
 """The shortest time between two displays."""
-_LINE_SECONDS = 60.0
-"""The same if stderr is no terminal, so that the line cannot be replaced, or if it is above a
-bar."""
+_LINE_SECONDS = (60.0, 10.0)
+"""The shortest time between two lines: in a file, on a terminal."""
 _TRIES = 5
 """Of a reader, as a job may be writing."""
 
@@ -68,80 +66,6 @@ def folder() -> Path:
     return path
 
 
-class _Line:
-    """The last line of a terminal, drawn by rich, which gives way to the job's output.
-
-    Streams keep their identity, as loggers and bars hold them; rich's own redirection replaces
-    them, and holds back a bar's text until its line ends. While a line of the job is open, nothing
-    is drawn. If that is a bar, which draws itself again, the line is printed above it from time to
-    time.
-    """
-
-    def __init__(self) -> None:
-        from rich.console import Console  # not in every job
-
-        self._stream = sys.stderr
-        self._write = sys.stderr.write
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._is_drawn = self._is_open = self._is_bar = False
-        self._next = 0.0
-        self._console = Console(file=sys.stderr, markup=False, highlight=False)
-        self._streams: list[tuple[Any, Callable[[str], int]]] = []
-        for stream in {id(each): each for each in (sys.stdout, sys.stderr)}.values():
-            with suppress(AttributeError):  # of one that a job has put there
-                if stream.isatty():
-                    self._streams.append((stream, self._follow(stream)))
-
-    def _follow(self, stream: Any) -> Callable[[str], int]:
-        write = stream.write
-
-        def written(text: str) -> int:
-            if os.getpid() != self._pid:  # the lock may be held for ever in a forked child
-                return int(write(text))
-            with self._lock:
-                self._clear()
-                rest = text.rpartition("\n")[2]
-                goes_on = "\n" not in text
-                self._is_open = bool(rest) or (goes_on and self._is_open)
-                self._is_bar = "\r" in rest or (goes_on and self._is_bar)
-                return int(write(text))
-
-        stream.write = written
-        return written
-
-    def _clear(self) -> None:
-        if self._is_drawn:
-            self._is_drawn = False
-            self._write("\r\033[K")
-            self._stream.flush()
-
-    def draw(self, text: str) -> None:
-        """Replaces the drawn line by the text, cut to the width."""
-        with self._lock:
-            self._clear()
-            above = self._is_open and self._is_bar and time.monotonic() >= self._next
-            if self._is_open and not above:
-                return
-            if above:
-                self._next = time.monotonic() + _LINE_SECONDS
-                self._write("\r\033[K")
-            self._console.print(text, end="\n" if above else "", no_wrap=True, overflow="ellipsis")
-            self._is_open = self._is_bar = above  # the bar's line is empty until it is drawn again
-            self._is_drawn = not above
-            self._stream.flush()
-
-    def close(self) -> None:
-        """Leaves the last line above later output."""
-        with self._lock:
-            if self._is_drawn:
-                self._is_drawn = False
-                self._write("\n")
-            for stream, written in self._streams:
-                if stream.__dict__.get("write") is written:
-                    del stream.write
-
-
 class Live:
     """The display of one session."""
 
@@ -149,15 +73,12 @@ class Live:
         self._progress = progress
         self._pid = os.getpid()
         self._next = self._next_line = 0.0
-        self._line: _Line | None = None
         self._path: Path | None = None
 
     def open(self) -> None:
-        """Makes the file, and takes the last line of a terminal."""
+        """Makes the file."""
         atexit.register(self.close)  # a job need not end its session
         try:
-            if self._progress and sys.stderr.isatty():
-                self._line = _Line()
             path = folder().absolute() / f"{self._pid}.json"  # the job may change its folder
             with suppress(FileNotFoundError):
                 path.unlink()  # of an earlier session, or of a process that had this number
@@ -181,14 +102,12 @@ class Live:
             return
         now = time.monotonic()
         self._next = now + EVERY_SECONDS
-        try:
-            if self._line is not None:
-                self._line.draw(f"dtr_alloc: {line(values)}")
-            elif self._progress and now >= self._next_line:
-                self._next_line = now + _LINE_SECONDS
+        if self._progress and now >= self._next_line:
+            try:
+                self._next_line = now + _LINE_SECONDS[sys.stderr.isatty()]
                 print(f"dtr_alloc: {line(values)}", file=sys.stderr, flush=True)
-        except Exception:  # stderr is gone, and with it what could be told
-            self._progress, self._line = False, None
+            except Exception:  # stderr is gone, and with it what could be told
+                self._progress = False
 
     def _shown(self, values: dict[str, Any]) -> bytes:
         words = [printable(str(word)) for word in sys.argv[:1]]
@@ -211,10 +130,6 @@ class Live:
     def close(self) -> None:
         """Removes the file. It may be called again; a forked child leaves its parent's."""
         atexit.unregister(self.close)
-        if self._line is not None and self._pid == os.getpid():
-            with suppress(Exception):
-                self._line.close()
-            self._line = None
         self._remove()
 
 

@@ -56,7 +56,7 @@ class Timeline(Rows):
     Args:
         samples: whether a thread takes moments between steps, and accounts are kept of memory and
             recomputation.
-        progress: whether there is a line on stderr (dtr_alloc/live.py).
+        progress: whether lines on stderr show it (dtr_alloc/live.py).
     """
 
     def __init__(self, runtime: Session, samples: bool, progress: bool) -> None:

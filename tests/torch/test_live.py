@@ -1,8 +1,6 @@
 """A running job shows its last steps to its user, and to nobody else."""
 
-import io
 import os
-import re
 import resource
 import stat
 import sys
@@ -160,62 +158,10 @@ def test_progress_is_a_line_on_stderr(folder: Path, capsys: pytest.CaptureFixtur
     with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
         step = stepper()
         step()
-        step()  # no terminal: a minute is not over
+        step()  # a minute is not over
     (text,) = capsys.readouterr().err.splitlines()
     assert text.startswith("dtr_alloc: step 1, ")
     assert "of 64.00 MiB at the peak, 0% of the compute again" in text
-
-
-class Terminal(io.StringIO):
-    """What a terminal is sent."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def terminal_of(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Where the job prints from now on. (No fixture: pytest puts its own there behind those.)"""
-    shown = Terminal()
-    monkeypatch.setattr("sys.stdout", shown)
-    monkeypatch.setattr("sys.stderr", shown)
-    monkeypatch.setenv("COLUMNS", "40")
-    return shown
-
-
-def test_on_a_terminal_the_line_gives_way_to_what_the_job_prints(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = terminal_of(monkeypatch)
-    with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
-        step = stepper()
-        step()
-        print("loss")
-        print("bar", end="")
-        step()
-        print()
-    text = re.sub(r"[^\n\r]*\r\033\[K", "", terminal.getvalue())
-    assert text == "loss\nbar\n"
-    assert "dtr_alloc: step 1, " in terminal.getvalue()
-    assert "write" not in vars(terminal)
-
-
-def test_above_a_bar_the_line_stands_now_and_then(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = terminal_of(monkeypatch)
-    monkeypatch.setattr("dtr_alloc.live.EVERY_SECONDS", 0)
-    with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
-        step = stepper()
-        for count in range(4):
-            print(f"\r{count} of 4", end="")
-            step()  # a minute is not over after the first one
-        print()
-    lines = [
-        line.split("\r")[-1].removeprefix("\033[K") for line in terminal.getvalue().split("\n")
-    ]
-    assert len(lines) == 3, lines
-    assert lines[0].startswith("dtr_alloc: step 1, ")
-    assert lines[1:] == ["3 of 4", ""]
 
 
 def test_a_forked_child_leaves_what_its_parent_shows(folder: Path) -> None:
