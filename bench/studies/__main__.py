@@ -50,7 +50,7 @@ def command(
     logs: Path | None,
     smoke: bool,
     redraw: bool,
-    executor: str,
+    executor: str | None,
     jobs: int | None,
 ) -> None:
     """Runs the studies NAME..., each to a JSON file and pictures; without a name, lists them."""

@@ -130,7 +130,7 @@ def command(
     thrash: float | None,
     json_path: str | None,
     plot_path: str | None,
-    executor: str,
+    executor: str | None,
     jobs: int | None,
 ) -> None:
     """Runs op LOGs, each with every budget, heuristic, policy and seed, and shows the cost.

@@ -1,6 +1,6 @@
 """Runs spread over executors: the same rows in the same order, and what becomes of failures.
 
-Needs the native build; a Dask cluster needs distributed, and MPI mpi4py and mpiexec.
+Needs the native build.
 """
 
 import itertools
@@ -8,10 +8,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
@@ -225,35 +223,7 @@ def test_reproduce_names_a_study_that_lacks_runs_and_goes_on_with_the_next(tmp_p
     assert {path.name for path in tmp_path.glob("*.json")} == {"memory.json"}
 
 
-# ---- what the option says ----
-
-
-@pytest.mark.parametrize(
-    "text", ["", "ray", "dask", "dask://host", "dask://h:99999", "dask://h:1/x", "dask://u@h:1"]
-)
-@pytest.mark.parametrize("name", ["simulate", "fragment run"])
-def test_what_is_no_executor_is_named_with_what_is(name, text, tmp_path, trace):
-    done = command(*name.split(), *(LOGS if name == "simulate" else [trace]), "--executor", text)
-    assert done.exit_code == 2
-    message = f"--executor: executor is {text!r}; allowed: local, mpi, dask://HOST:PORT"
-    assert message in done.output
-
-
-def test_jobs_are_for_processes_of_this_machine():
-    done = command(*SWEEP, "--executor", "dask://host:1", "--jobs", 2)
-    assert done.exit_code == 2
-    assert "--jobs is for --executor local: dask://host:1 has its own workers" in done.output
-
-
-@pytest.mark.parametrize(
-    ("executor", "package"), [("mpi", "mpi4py.futures"), ("dask://127.0.0.1:1", "distributed")]
-)
-def test_a_package_that_is_missing_is_named_with_the_extra(monkeypatch, executor, package):
-    monkeypatch.setitem(sys.modules, package, None)
-    done = command(*SWEEP, "--executor", executor)
-    assert done.exit_code == 1
-    assert package.split(".")[0] in done.output
-    assert "pip install 'dtr-alloc[cluster]'" in done.output
+# ---- the option ----
 
 
 @pytest.fixture
@@ -268,32 +238,29 @@ def trace(tmp_path):
     return path
 
 
-# ---- a Dask cluster ----
+PROCESSES = "concurrent.futures:ProcessPoolExecutor"
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    distributed = pytest.importorskip("distributed", reason="distributed is not installed")
-    with distributed.LocalCluster(
-        n_workers=2, processes=True, threads_per_worker=1, dashboard_address=":0"
-    ) as found:
-        found.wait_for_workers(2)
-        yield found.scheduler_address.replace("tcp://", "dask://")
-
-
-def test_a_cluster_gives_the_bytes_that_processes_give(tmp_path, cluster):
+def test_an_executor_gives_the_bytes_that_processes_give(tmp_path, monkeypatch):
     local = swept(tmp_path / "local", "--jobs", 2)
-    assert swept(tmp_path / "dask", "--executor", cluster) == local
     assert local.count("\n") == 11
+    assert swept(tmp_path / "other", "--executor", PROCESSES) == local
+    (tmp_path / "of_user.py").write_text(
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "def executor(): return ThreadPoolExecutor(2)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert swept(tmp_path / "own", "--executor", "of_user:executor") == local
 
 
-def test_a_cluster_gives_the_studies_that_processes_give(tmp_path, cluster):
+def test_an_executor_gives_the_studies_that_processes_give(tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     for name in ("resnet32", "unet"):
         shutil.copy(DATA / "unet_skip.log.xz", logs / f"{name}.log.xz")
     found = {}
-    for name, options in {"local": ("--jobs", 2), "dask": ("--executor", cluster)}.items():
+    for name, options in {"local": ("--jobs", 2), "other": ("--executor", PROCESSES)}.items():
         names = ("schedule", "floor")
         done = studies(*(*names, "--smoke", "--logs", logs, "--out", tmp_path / name, *options))
         assert done.exit_code == 0, done.output
@@ -302,114 +269,36 @@ def test_a_cluster_gives_the_studies_that_processes_give(tmp_path, cluster):
             {key: value for key, value in document.items() if key not in ("command", "seconds")}
             for document in documents
         ]
-    assert json.dumps(found["dask"]) == json.dumps(found["local"])
+    assert json.dumps(found["other"]) == json.dumps(found["local"])
 
 
 @pytest.mark.parametrize("options", [(), ("--smallest", "--budget", "1.0..1.5:0.25")])
-def test_a_cluster_gives_the_models_that_this_process_gives(tmp_path, cluster, trace, options):
+def test_an_executor_gives_the_models_that_this_process_gives(tmp_path, trace, options):
     found = []
-    for where in ((), ("--jobs", 2), ("--executor", cluster)):
+    for where in ((), ("--jobs", 2), ("--executor", PROCESSES)):
         done = command("fragment", "run", trace, *options, "--json", "-", *where)
         assert done.exit_code == 0, done.output
         found.append(without_time(json.loads(done.stdout)["runs"]))
     assert found[0] == found[1] == found[2]
 
 
-PICKLED = []
+@pytest.mark.parametrize(
+    ("name", "status", "reason"),
+    [
+        ("dask://host:1", 1, "--executor dask://host:1: ValueError: invalid format"),
+        ("no_such_module:make", 1, "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("os:no_such_name", 1, "AttributeError: module 'os' has no attribute 'no_such_name'"),
+        ("os:getcwd", 2, "allowed: an Executor"),
+    ],
+)
+@pytest.mark.parametrize("of", ["simulate", "fragment run"])
+def test_an_executor_that_is_none_is_named_with_the_reason(of, name, status, reason, trace):
+    done = command(*of.split(), *(LOGS if of == "simulate" else [trace]), "--executor", name)
+    assert done.exit_code == status
+    assert reason in " ".join(done.output.split())
 
 
-class Counted:
-    """Says in which worker it was unpacked, and when: each a file."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __reduce__(self):
-        PICKLED.append(self)
-        return unpack, (self.folder,)
-
-
-def unpack(folder):
-    made = Counted(folder)
-    (folder / f"{os.getpid()}-{id(made)}").touch()
-    return made
-
-
-def worker_of(shared, number):
-    assert isinstance(shared, Counted)
-    return os.getpid()
-
-
-def test_what_runs_share_travels_once_to_each_worker(tmp_path, cluster):
-    PICKLED.clear()
-    with Workers(cluster).opened(Counted(tmp_path), 50) as pool:
-        workers = set(pool.outcomes(worker_of, [(number,) for number in range(50)]))
-    assert len(workers) == 2
-    assert len(PICKLED) == 1
-    assert sorted(int(path.name.split("-")[0]) for path in tmp_path.iterdir()) == sorted(workers)
-
-
-def die_started(shared, number):
-    if number == shared:
-        time.sleep(2)  # one that dies while its nanny still calls it starting never comes back
-    return die(shared, number)
-
-
-@pytest.mark.long
-def test_a_run_that_kills_its_workers_is_a_failure_and_the_rest_goes_on(cluster):
-    """Dask gives a run up that was on four workers that died: also one that was beside it."""
-    with Workers(cluster).opened(0, 12) as pool:
-        found = list(pool.outcomes(die_started, [(number,) for number in range(12)]))
-    failed = {at: found[at] for at in range(12) if isinstance(found[at], Failure)}
-    assert 0 in failed
-    assert {type(failure.error).__name__ for failure in failed.values()} == {"KilledWorker"}, failed
-    assert [found[at] for at in range(12) if at not in failed] == sorted({*range(12)} - {*failed})
-    assert len(failed) < 12
-
-
-def test_nothing_is_left_on_a_cluster(cluster):
-    with Workers(cluster).opened("logs", 2) as pool:
-        (during, _) = pool.outcomes(names_held, [(), ()])
-    with Workers(cluster).opened("others", 2) as pool:
-        (after, _) = pool.outcomes(names_held, [(), ()])
-    assert len(during) == len(after) == 1
-
-
-def names_held(shared):
-    return set(executors._received)
-
-
-def test_a_scheduler_that_does_not_answer_is_named(monkeypatch):
-    pytest.importorskip("distributed", reason="distributed is not installed")
-    monkeypatch.setattr(executors, "WAIT_S", 0.1)
-    done = command(*SWEEP, "--executor", "dask://127.0.0.1:1")
-    assert done.exit_code == 1
-    message = "--executor dask://127.0.0.1:1: no Dask scheduler answers there within 0.1 s"
-    assert message in done.output
-
-
-# ---- MPI ----
-
-
-def test_ranks_give_the_bytes_that_processes_give(tmp_path):
-    pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-    beside = Path(sys.executable).with_name("mpiexec")
-    mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec")
-    if mpiexec is None:
-        pytest.skip("there is no mpiexec")
-    launch = executors.MPI_COMMAND.replace("mpiexec", mpiexec).replace("RANKS", "3").split()
-    launch[launch.index("python")] = sys.executable
-    path = tmp_path / "mpi"
-    done = subprocess.run(
-        [*launch, *SWEEP, "--executor", "mpi", "--json", path], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    ranks = without_time([json.loads(line) for line in path.read_text().splitlines()])
-    assert ranks == swept(tmp_path / "local", "--jobs", 2)
-
-
-def test_mpi_without_ranks_says_how_to_start_them():
-    pytest.importorskip("mpi4py.futures", reason="mpi4py is not installed", exc_type=ImportError)
-    done = command(*SWEEP, "--executor", "mpi")
-    assert done.exit_code == 1
-    assert executors.MPI_COMMAND in done.output
+def test_jobs_are_for_processes_of_this_machine():
+    done = command(*SWEEP, "--executor", PROCESSES, "--jobs", 2)
+    assert done.exit_code == 2
+    assert "--jobs is for processes of this machine" in done.output

@@ -41,7 +41,7 @@ READINGS = [
 NOT_RUN = {
     r"pip install|python3 -m venv": "it installs packages",
     r"make ": "it builds, or needs a GPU or CUDA builds of PyTorch; it checks itself",
-    r"dask://|mpiexec": "it needs a cluster; tests/studies/test_executors.py has executors",
+    r"mpiexec": "it needs a cluster; tests/studies/test_executors.py has executors",
     **{
         rf"suggest {job}": f"there is no {framework}; make frameworks runs it"
         for job, framework in (("trainer", "transformers"), ("lightning", "lightning"))

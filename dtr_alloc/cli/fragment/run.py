@@ -73,7 +73,7 @@ def command(
     smallest: bool,
     compare: bool,
     json_path: str | None,
-    executor: str,
+    executor: str | None,
     jobs: int | None,
     allow_truncated: bool,
 ) -> None:
