@@ -18,8 +18,8 @@ from bench.studies.study import Document, Options, Study
 from dtr_alloc.oplog import Program
 from dtr_alloc.simulation import simulate
 from dtr_alloc.simulation.executors import Workers
-from dtr_alloc.simulation.presets import PRESETS
-from dtr_alloc.simulation.simulate import Limit, Plan, parse_heuristic
+from dtr_alloc.simulation.presets import PRESETS, parse
+from dtr_alloc.simulation.simulate import Limit, Plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,14 +50,14 @@ def _outcome(row: Mapping[str, Any]) -> list[Any]:
 
 def _parts(logs: Sequence[Program], workers: Workers) -> Iterator[list[Any]]:
     of = {f"c={c},m={m},s={s}": (c, m, s) for c, m, s in itertools.product(COSTS, SIZES, EXPONENTS)}
-    rules = [parse_heuristic(text, "simrd") for text in of]
+    rules = list(map(parse, of))
     plan = Plan([Limit(ratio=ratio) for ratio in RATIOS], rules, thrash=THRASHING)
     for row in simulate.Study(plan, logs, workers):
         yield [row["log"], *of[row["heuristic"]], row["ratio"], *_outcome(row)]
 
 
 def _deallocs(logs: Sequence[Program], options: Options) -> Iterator[list[Any]]:
-    rules = [parse_heuristic(name, "simrd") for name in ("dtr-full", "marginal")]
+    rules = [PRESETS["dtr-full"], PRESETS["marginal"]]
     ratios = [percent / 100 for percent in range(20, 101, 20 if options.smoke else 5)]
     limits = [Limit(ratio=ratio) for ratio in ratios]
     plan = Plan(limits, rules, deallocs=DEALLOCS, thrash=THRASHING)
@@ -66,8 +66,7 @@ def _deallocs(logs: Sequence[Program], options: Options) -> Iterator[list[Any]]:
 
 
 def _accesses(logs: Sequence[Program], workers: Workers) -> Iterator[list[Any]]:
-    rules = [parse_heuristic(preset, "simrd") for preset in PRESETS.values()]
-    plan = Plan([Limit(ratio=0.5)], rules, thrash=THRASHING)
+    plan = Plan([Limit(ratio=0.5)], list(PRESETS.values()), thrash=THRASHING)
     for row in simulate.Study(plan, logs, workers):
         counts = [row["status"], row["model_ops"], row["accesses"]]
         yield [row["log"], row["heuristic"], row["ratio"], *counts]

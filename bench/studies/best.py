@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from dtr_alloc.cli.common import InputError, each_once, list_option, print_table
 from dtr_alloc.cli.runs import compiled
 from dtr_alloc.config import format_size
 from dtr_alloc.simulation import simulate, tables
-from dtr_alloc.simulation.simulate import Baseline, Limit, Plan, Rule, Setup
+from dtr_alloc.simulation.presets import PRESETS
+from dtr_alloc.simulation.simulate import Baseline, Limit, Plan, Setup
 
 
 @click.group()
@@ -125,11 +127,11 @@ def run(logs: Sequence[str], paths: Sequence[str], json_path: str | None) -> Non
                 if program is None:
                     raise ValueError(f"{path}: a schedule is for {each.log}, which is not given")
                 limit = Limit(size_bytes=each.budget_bytes)
-                rule = Rule(each.by, simulate.parse_heuristic("lru", "simrd").heuristic)
-                setup = Setup(0, each.dealloc, rule, None, limit)
+                heuristic = replace(PRESETS["lru"], name=each.by)
+                setup = Setup(0, each.dealloc, heuristic, None, limit)
                 base = simulate.baseline(program)
                 done = schedules.run(program, each)
-                plan = Plan([limit], [rule])
+                plan = Plan([limit], [heuristic])
                 row = simulate.row(plan, setup, program.path, base, done)
                 if base.peak_bytes:
                     row["ratio"] = round(each.budget_bytes / base.peak_bytes, 4)

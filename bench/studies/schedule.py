@@ -14,7 +14,6 @@ from bench.studies.study import Document, Options, Study, results
 from dtr_alloc.oplog import Program
 from dtr_alloc.simulation import simulate
 from dtr_alloc.simulation.presets import PRESETS
-from dtr_alloc.simulation.simulate import Rule
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +52,7 @@ def _cell(
     budget_bytes = int(base.peak_bytes * ratio)
     most = int(base.compute * (THRASHING - 1))
     of_presets = {
-        preset.name: schedules.of_policy(program, Rule(preset.name, preset), budget_bytes, most)
+        preset.name: schedules.of_policy(program, preset, budget_bytes, most)
         for preset in PRESETS.values()
     }
     working = [found for found in of_presets.values() if found is not None]

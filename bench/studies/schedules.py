@@ -39,12 +39,12 @@ from typing import Any
 
 from dtr_alloc import bounded
 from dtr_alloc.bounded import shown
-from dtr_alloc.heuristics import DEALLOCS
+from dtr_alloc.heuristics import DEALLOCS, Heuristic
 from dtr_alloc.oplog import Program, open_file, packer
 from dtr_alloc.output_file import OutputFile
 from dtr_alloc.simulation import lab
 from dtr_alloc.simulation.presets import PRESETS
-from dtr_alloc.simulation.simulate import Rule, Run, run_in_lab, run_log
+from dtr_alloc.simulation.simulate import Run, run_in_lab, run_log
 
 VERSION = 1
 MOST_BYTES = 1 << 30
@@ -138,10 +138,16 @@ def evictions_of(decisions: str) -> array[int]:
 
 
 def of_policy(
-    program: Program, rule: Rule, budget_bytes: int, most: int | None, dealloc: str = "eager"
+    program: Program,
+    heuristic: Heuristic,
+    budget_bytes: int,
+    most: int | None,
+    dealloc: str = "eager",
 ) -> Schedule | None:
     """What a policy decides, as a schedule; None if it fails, or recomputes at more than most."""
-    done = run_log(program, rule, budget_bytes, dealloc=dealloc, max_recompute=most, decisions=True)
+    done = run_log(
+        program, heuristic, budget_bytes, dealloc=dealloc, max_recompute=most, decisions=True
+    )
     if done.status != "ok":
         return None
     assert done.decisions is not None
@@ -151,7 +157,7 @@ def of_policy(
         dealloc,
         budget_bytes,
         done.total_cost,
-        f"{rule.name}, {dealloc}",
+        f"{heuristic.name}, {dealloc}",
         evictions_of(done.decisions),
     )
 
@@ -169,7 +175,7 @@ def best_preset(
     best = None
     for preset, dealloc in product(PRESETS.values(), deallocs):
         most = int(base * (thrash - 1)) if best is None else best.cost - base
-        found = of_policy(program, Rule(preset.name, preset), budget_bytes, most, dealloc)
+        found = of_policy(program, preset, budget_bytes, most, dealloc)
         if found is not None and (best is None or found.cost < best.cost):
             best = found
     return best

@@ -19,7 +19,7 @@ from dtr_alloc.oplog import Program
 from dtr_alloc.simulation import simulate
 from dtr_alloc.simulation.executors import Workers
 from dtr_alloc.simulation.presets import PRESETS
-from dtr_alloc.simulation.simulate import Limit, Plan, Rule
+from dtr_alloc.simulation.simulate import Limit, Plan
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,11 +35,11 @@ STEP = 5
 
 def compute(options: Options) -> Document:
     ratios = [percent / 100 for percent in range(10, 101, 20 if options.smoke else STEP)]
-    rules = [Rule(preset.name, preset) for preset in PRESETS.values()]
+    rules = list(PRESETS.values())
     assert rules[-1].name == heuristics.ONLINE
     published = published_logs(options)
     plan = Plan([Limit(ratio=ratio) for ratio in ratios], rules, thrash=GIVEN_UP)
-    lazy = replace(plan, rules=rules[-1:], deallocs=[FURTHER_DEALLOC])
+    lazy = replace(plan, heuristics=rules[-1:], deallocs=[FURTHER_DEALLOC])
     jobs = job_logs(("mlp",) if options.smoke else JOBS)
     rows: list[list[Any]] = []
     for each in (plan, lazy):

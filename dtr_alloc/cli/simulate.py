@@ -31,8 +31,7 @@ from dtr_alloc.simulation.executors import RunsFailed, cores
 @list_option(
     "--heuristic",
     heuristics.ONLINE,
-    "Presets, 'all' of them, parts (c=ancestors,m=size,s=0.5), or, with simrd's semantics, its "
-    "names (DTR, DTRUnopt, LRU, AbEq, ...).",
+    "Presets, 'all' of them, or parts (c=ancestors,m=size,s=0.5).",
 )
 @list_option(
     "--dealloc",
@@ -40,7 +39,7 @@ from dtr_alloc.simulation.executors import RunsFailed, cores
     "The treatment of released tensors: eager evicts them at once, banish removes them for good "
     "if nothing needs them, ignore keeps them.",
 )
-@list_option("--seed", "0", "Numbers or ranges (0..9), for 'random' and --sampling sqrt.")
+@list_option("--seed", "0", "Numbers or ranges (0..9), for 'random'.")
 @click.option(
     "--semantics",
     type=click.Choice(["simrd", "runtime"]),
@@ -84,22 +83,6 @@ from dtr_alloc.simulation.executors import RunsFailed, cores
     "the log's costs being nanoseconds; with --space heap or fixed (default: nothing moves).",
 )
 @click.option(
-    "--sampling",
-    type=click.Choice(simulate.SAMPLINGS),
-    default=simulate.SAMPLINGS[0],
-    show_default=True,
-    help="Choose among all n candidates, or, as DTR's prototype, among a random sample of the "
-    "square root of n (with --semantics simrd).",
-)
-@click.option(
-    "--least-size-share",
-    type=click.FloatRange(0, 1),
-    default=0.0,
-    metavar="X",
-    help="Evict nothing smaller than X times the candidates' mean size; DTR's prototype has 0.01 "
-    "(with --semantics simrd; default: 0).",
-)
-@click.option(
     "--thrash",
     type=float,
     metavar="X",
@@ -125,8 +108,6 @@ def command(
     room: str,
     placement: str,
     moving: str | None,
-    sampling: str,
-    least_size_share: float,
     thrash: float | None,
     json_path: str | None,
     plot_path: str | None,
@@ -156,16 +137,12 @@ def command(
         raise click.UsageError(
             f"--placement {placement} needs --space heap or fixed: counted bytes have no place"
         )
-    if sampling != simulate.SAMPLINGS[0] and semantics != "simrd":
-        raise click.UsageError(f"--sampling {sampling} needs --semantics simrd")
-    if least_size_share != 0 and semantics != "simrd":
-        raise click.UsageError(f"--least-size-share {least_size_share} needs --semantics simrd")
     if thrash is not None and not 1 <= thrash < float("inf"):
         raise click.UsageError(f"--thrash is {thrash}; allowed: 1 and more, in terms of the base")
     policies = each_once("--dealloc", deallocs, _deallocs)
     plan = simulate.Plan(
         limits=each_once("--budget", budgets, simulate.parse_limits),
-        rules=given(
+        heuristics=given(
             "--heuristic", lambda: simulate.parse_heuristics(heuristics, semantics, policies)
         ),
         deallocs=policies,
@@ -176,8 +153,6 @@ def command(
         room=room,
         placement=placement,
         move_bytes_per_s=0 if moving is None else given("--moving", lambda: parse_size(moving)),
-        sampling=sampling,
-        least_size_share=least_size_share,
         thrash=thrash,
     )
     given("the combination", plan.check)

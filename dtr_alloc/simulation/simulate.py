@@ -45,7 +45,6 @@ the smallest that is large enough; ``first-fit``, the lowest; ``two-ended``, the
 its high end for a tensor that costs less to recompute, by the byte, than the median of the job's
 operators, and at its low end for others and for constants (Coop, NeurIPS 2023); ``size-classes``,
 the best fit of sizes rounded up by at most an eighth, so that holes are reused as they are."""
-SAMPLINGS = ("none", "sqrt")
 STATUSES = ("ok", "oom", "thrash", "assert")
 """By their numbers in C (DTR_SIMULATION_...). ``assert``: simrd's own assertion fails."""
 
@@ -53,59 +52,6 @@ _COUNTERS = field_names("dtr_simulation_result")
 
 
 # ---- one run ----
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A heuristic of a study.
-
-    Attributes:
-        name: as given.
-        heuristic: the parts of the score.
-        newest_staleness: of simrd's DTRUnopt: the staleness is that of the newest access in the
-            storage and its evicted neighborhood. None: depends on the deallocation policy.
-    """
-
-    name: str
-    heuristic: Heuristic
-    newest_staleness: bool | None = None
-
-    def newest(self, semantics: str, dealloc: str) -> bool:
-        if semantics != "simrd" or self.heuristic.cost != "neighborhood":
-            return False
-        if self.newest_staleness is not None:
-            return self.newest_staleness
-        # Its banishing runtime keeps no cached regions; the score of the paper is DTRUnopt's there.
-        return dealloc == "banish" and self.heuristic.staleness > 0
-
-
-def _simrd_names() -> dict[str, Rule]:
-    ablations = {"": "none", "E": "neighborhood", "Eq": "component", "Local": "local"}
-    parts: dict[str, tuple[Any, ...]] = {
-        "DTR": ("neighborhood", "size", 1),
-        "DTREqClass": ("component", "size", 1),
-        "DTRLocal": ("local", "size", 1),
-        "DTRUnopt": ("neighborhood", "size", 1, True),
-        "LRU": ("none", "none", 1),
-        "LargestStorage": ("none", "size", 0),
-        "MSPS": ("ancestors", "size", 0),
-        "XEStarUnopt": ("neighborhood", "size", 0, False),
-        "XDTRUnoptOwnStale": ("neighborhood", "size", 1, False),
-        "AbSizeStale": ("none", "size", 1),
-    }
-    for name, cost in ablations.items():
-        for size, stale in (("Size", ""), ("", "Stale"), ("", "")):
-            if name or size or stale:
-                parts[f"Ab{name}{size}{stale}"] = (cost, "size" if size else "none", bool(stale))
-    rules = {"RandomStorage": Rule("RandomStorage", PRESETS["random"])}
-    for name, (cost, size, staleness, *newest) in parts.items():
-        heuristic = Heuristic(name, cost, size, float(staleness))
-        rules[name] = Rule(name, heuristic, *newest)
-    return rules
-
-
-SIMRD_NAMES = _simrd_names()
-"""The published simulator's own names; those with X are variants for comparison."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +109,7 @@ class Run:
 
 def run_log(
     program: Program,
-    heuristic: Rule | Heuristic | str = heuristics.ONLINE,
+    heuristic: Heuristic | str = heuristics.ONLINE,
     budget_bytes: int | None = None,
     *,
     dealloc: str = "eager",
@@ -180,18 +126,17 @@ def run_log(
     history_ops: int = config.HISTORY_OPS,
     room: str = "heuristic",
     placement: str = PLACEMENTS[0],
-    sampling: str = SAMPLINGS[0],
-    least_size_share: float = 0,
+    newest_staleness: bool | None = None,
     decisions: bool = False,
 ) -> Run:
     """Runs a log once.
 
     Args:
         program: the log, compiled.
-        heuristic: the choice of evictions; text is read by ``parse_heuristic``.
+        heuristic: the choice of evictions; text is read by ``presets.parse``.
         budget_bytes: None: no limit.
         dealloc: the treatment of dead storages; one of DEALLOCS.
-        seed: of ``random`` and of samples.
+        seed: of ``random``.
         semantics: one of SEMANTICS.
         space: one of SPACES; all but ``bytes`` in runtime semantics only.
         chunk_bytes: the unit of mapping of ``heap`` and ``fixed``, a multiple of 4096; 0: a page.
@@ -210,10 +155,9 @@ def run_log(
         room: one of heuristics.ROOMS, or ``heuristic``: the heuristic's own; in runtime semantics.
         placement: one of PLACEMENTS, for ``heap`` and ``fixed``. Costs of recomputation are those
             of the log.
-        sampling: one of SAMPLINGS, in simrd's semantics only. ``sqrt``: the victim is chosen among
-            a random sample of the square root of n candidates.
-        least_size_share: storages smaller than this share (0 to 1) of the candidates' mean size are
-            no candidates; in simrd's semantics only. DTR's prototype has 0.01.
+        newest_staleness: whether the staleness of a score is that of the newest access in the
+            storage and its evicted neighborhood, in simrd's semantics. None: as the published
+            simulator's scores of these parts, which have it in its banishing runtime.
         decisions: whether to return them, not only their hash.
 
     Raises ValueError for arguments that do not go together, and for a contradictory program.
@@ -222,21 +166,18 @@ def run_log(
     _choice("semantics", semantics, SEMANTICS)
     _choice("space", space, SPACES)
     _choice("placement", placement, PLACEMENTS)
-    _choice("sampling", sampling, SAMPLINGS)
-    is_runtime, is_simrd = semantics == "runtime", semantics == "simrd"
+    is_simrd = semantics == "simrd"
     if is_simrd and (space != "bytes" or not outputs):
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
     for applies, name, value, only, where in (
-        (is_runtime, "sampling", sampling, SAMPLINGS[0], "runtime semantics"),
-        (is_runtime, "least_size_share", least_size_share, 0, "'runtime'"),
+        (not is_simrd, "newest_staleness", newest_staleness, None, "runtime semantics"),
         (is_simrd, "swap_bytes", swap_bytes, 0, "semantics 'simrd'"),
         (is_simrd, "room", room, "heuristic", "semantics 'simrd'"),
         (space == "bytes", "placement", placement, PLACEMENTS[0], "space 'bytes'"),
     ):
         if applies and value != only:
             raise ValueError(f"{name} is {value!r}; allowed with {where}: {only}")
-    rule = heuristic if isinstance(heuristic, Rule) else parse_heuristic(heuristic, semantics)
-    parts = rule.heuristic
+    parts = presets.parse(heuristic)
     common = {
         "heuristic": ffi.new("dtr_heuristic *", replace(parts, seed=seed).numbers())[0],
         "dealloc": DEALLOCS.index(dealloc),
@@ -246,11 +187,13 @@ def run_log(
     }
     arguments = _in_c(program)
     if is_simrd:
+        if parts.select == "callback":
+            raise ValueError(f"{parts.name!r} is a Python callable, which simrd knows nothing of")
         of_lab, functions = lab.library()
         options = of_lab.new("dtr_lab_options *", common)
-        options.newest_staleness = rule.newest(semantics, dealloc)
-        options.sampling = SAMPLINGS.index(sampling)
-        options.least_size_share = least_size_share
+        if parts.cost == "neighborhood":
+            by_default = dealloc == "banish" and parts.staleness > 0  # no regions are cached then
+            options.newest_staleness = by_default if newest_staleness is None else newest_staleness
         return run_in_lab(functions.dtr_lab_simrd, options, *arguments[:2], decisions=decisions)
     runtime = ffi.new("dtr_runtime_options *", {"common": common})
     runtime.space = SPACES.index(space)
@@ -408,25 +351,6 @@ def _in_c(program: Program) -> tuple[Any, ...]:
 # ---- the arguments of a study ----
 
 
-def parse_heuristic(value: str | Heuristic, semantics: str) -> Rule:
-    """The rule of a heuristic's name or parts; in simrd's semantics also simrd's names.
-
-    Raises ValueError that names the fault.
-    """
-    if isinstance(value, str):
-        text = value.strip()
-        if semantics == "simrd" and text in SIMRD_NAMES:
-            return SIMRD_NAMES[text]
-        if text in SIMRD_NAMES:
-            raise ValueError(f"{text!r} is a name of simrd's; allowed with --semantics simrd only")
-        if not text:
-            raise ValueError(f"a heuristic is empty; allowed: {heuristics.allowed(PRESETS)}")
-    parsed = presets.parse(value)
-    if semantics == "simrd" and parsed.select == "callback":
-        raise ValueError(f"{parsed.name!r} is a Python callable, which simrd knows nothing of")
-    return Rule(parsed.name, parsed)
-
-
 def split_heuristics(text: str) -> list[str]:
     """Cuts a list at its commas, except those between the parts of one heuristic: a new heuristic
     begins when a part comes twice."""
@@ -446,18 +370,19 @@ def split_heuristics(text: str) -> list[str]:
 
 def parse_heuristics(
     texts: Sequence[str], semantics: str, deallocs: Sequence[str] = ("eager",)
-) -> list[Rule]:
-    """The rules of a study, each once; ``all``: the presets that the semantics support."""
-    rules: dict[str, Rule] = {}
+) -> list[Heuristic]:
+    """The heuristics of a study, each once; ``all``: the presets that the semantics support. Raises
+    ValueError that names the fault."""
+    found: dict[str, Heuristic] = {}
     for text in itertools.chain.from_iterable(split_heuristics(text) for text in texts):
         names = [text]
         if text == "all":
             # simrd has no components of storages that may be banished.
             without = "component" if semantics == "simrd" and "banish" in deallocs else None
             names = [name for name, preset in PRESETS.items() if preset.cost != without]
-        for rule in (parse_heuristic(name, semantics) for name in names):
-            rules.setdefault(rule.name, rule)
-    return list(rules.values())
+        for heuristic in map(presets.parse, names):
+            found.setdefault(heuristic.name, heuristic)
+    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -558,7 +483,7 @@ class Plan:
     """The runs of a study: the product of its lists, per log."""
 
     limits: Sequence[Limit]
-    rules: Sequence[Rule]
+    heuristics: Sequence[Heuristic]
     deallocs: Sequence[str] = ("eager",)
     seeds: Sequence[int] = (0,)
     semantics: str = "simrd"
@@ -567,26 +492,26 @@ class Plan:
     room: str = "heuristic"
     placement: str = PLACEMENTS[0]
     move_bytes_per_s: float = 0
-    sampling: str = SAMPLINGS[0]
-    least_size_share: float = 0
     thrash: float | None = None
 
     def check(self) -> None:
         """Raises ValueError for combinations that no log could run with, by running an empty
         one."""
-        for rule, dealloc in itertools.product(self.rules, self.deallocs):
+        for heuristic, dealloc in itertools.product(self.heuristics, self.deallocs):
             try:
-                _run_of(self, Program("nothing"), rule, dealloc, 0, None, None)
+                _run_of(self, Program("nothing"), heuristic, dealloc, 0, None, None)
             except ValueError as error:
-                message = f"heuristic {rule.name!r} with dealloc {dealloc!r}: {error}"
+                message = f"heuristic {heuristic.name!r} with dealloc {dealloc!r}: {error}"
                 raise ValueError(message) from None
 
     def setups(self, logs: int) -> Iterator[Setup]:
         """In the order in which results are reported."""
-        for log, dealloc, rule in itertools.product(range(logs), self.deallocs, self.rules):
-            random = rule.heuristic.select == "random" or self.sampling != SAMPLINGS[0]
-            for seed, limit in itertools.product(self.seeds if random else [None], self.limits):
-                yield Setup(log, dealloc, rule, seed, limit)
+        for log, dealloc, heuristic in itertools.product(
+            range(logs), self.deallocs, self.heuristics
+        ):
+            seeds = self.seeds if heuristic.select == "random" else [None]
+            for seed, limit in itertools.product(seeds, self.limits):
+                yield Setup(log, dealloc, heuristic, seed, limit)
 
 
 @dataclass(frozen=True)
@@ -595,19 +520,16 @@ class Setup:
 
     log: int
     dealloc: str
-    rule: Rule
+    heuristic: Heuristic
     seed: int | None
     limit: Limit
 
     def __str__(self) -> str:
         seed = "" if self.seed is None else f", seed {self.seed}"
-        return f"{self.rule.name}, {self.dealloc}{seed}, budget {self.limit}"
+        return f"{self.heuristic}, {self.dealloc}{seed}, budget {self.limit}"
 
 
-_OPTIONS = (
-    *("semantics", "space", "room", "chunk_bytes"),
-    *("placement", "sampling", "least_size_share"),
-)
+_OPTIONS = ("semantics", "space", "room", "chunk_bytes", "placement")
 """Of a plan, as of its runs and in its rows."""
 
 
@@ -622,7 +544,7 @@ class Baseline:
 def _run_of(
     plan: Plan,
     program: Program,
-    rule: Rule,
+    heuristic: Heuristic,
     dealloc: str,
     seed: int | None,
     budget_bytes: int | None,
@@ -631,7 +553,7 @@ def _run_of(
     options: dict[str, Any] = {name: getattr(plan, name) for name in _OPTIONS}
     return run_log(
         program,
-        rule,
+        heuristic,
         budget_bytes,
         dealloc=dealloc,
         seed=seed or 0,
@@ -659,7 +581,7 @@ def row(plan: Plan, setup: Setup, label: str, base: Baseline, run: Run) -> dict[
     )
     return {
         "log": label,
-        "heuristic": setup.rule.name,
+        "heuristic": setup.heuristic.name,
         "dealloc": setup.dealloc,
         "seed": setup.seed,
         "ratio": setup.limit.ratio,
@@ -727,7 +649,7 @@ def _run_task(shared: _Shared, setup: Setup, base: Baseline) -> Run:
     return _run_of(
         plan,
         programs[setup.log],
-        setup.rule,
+        setup.heuristic,
         setup.dealloc,
         setup.seed,
         setup.limit.resolve(base.peak_bytes),

@@ -121,41 +121,11 @@ double Machine::own_cost(uint32_t at) const {
   return options_.heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(graph_.nodes[at].cost);
 }
 
-// Beyond simrd, to search less, as DTR's prototype does (DTR, section 4.2): small storages are
-// passed over, and a sample of the others is drawn, each of the same chance. There is always one,
-// for the largest is not below the mean.
-void Machine::draw_candidates() {
-  uint64_t bytes = 0;
-  pool_.for_each([&](uint32_t at) { bytes += bytes_of(at); });
-  const double mean = static_cast<double>(bytes) / static_cast<double>(pool_.size());
-  // The mean again, because a double may be rounded to more than the largest.
-  const uint64_t least =
-      std::min(static_cast<uint64_t>(std::ceil(options_.least_size_share * mean)),
-               bytes / pool_.size() + (bytes % pool_.size() != 0));
-  candidates_.clear();
-  pool_.for_each([&](uint32_t at) {
-    if (bytes_of(at) >= least) candidates_.push_back(at);
-  });
-  if (options_.sampling == DTR_SAMPLING_NONE) return;
-  auto left = static_cast<uint32_t>(candidates_.size());
-  auto wanted = static_cast<uint32_t>(std::ceil(std::sqrt(left)));
-  size_t kept = 0;
-  for (const uint32_t at : candidates_)
-    if (random_.below(left--) < wanted) {
-      candidates_[kept++] = at;
-      --wanted;
-    }
-  candidates_.resize(kept);
-}
-
 uint32_t Machine::choose() {
   const dtr_heuristic& heuristic = options_.heuristic;
-  if (draws_candidates_) draw_candidates();
   if (heuristic.select == DTR_SELECT_RANDOM) {
     ++result_.evaluations;
     ++result_.accesses;
-    if (draws_candidates_)
-      return candidates_[random_.below(static_cast<uint32_t>(candidates_.size()))];
     return pool_.nth(random_.below(static_cast<uint32_t>(pool_.size())));
   }
   double least = kInfinity;
@@ -185,22 +155,9 @@ uint32_t Machine::choose() {
     return score(at, cost, newest);
   };
   uint64_t evaluations = 0;
-  uint32_t best = kNone;
-  if (draws_candidates_) {
-    for (const uint32_t at : candidates_) {
-      double numerator = 0;
-      const double value = evaluate(at, &numerator);
-      ++evaluations;
-      if (value <= least) {
-        least = value;
-        best = at;
-      }
-      if (value == 0) break;
-    }
-  } else {
-    best = pool_.choose(static_cast<double>(clock_), heuristic.staleness_exponent > 0, bounded_,
-                        static_cast<double>(components_.owed()), evaluate, &evaluations);
-  }
+  const uint32_t best =
+      pool_.choose(static_cast<double>(clock_), heuristic.staleness_exponent > 0, bounded_,
+                   static_cast<double>(components_.owed()), evaluate, &evaluations);
   result_.evaluations += evaluations;
   result_.accesses += evaluations;
   return best;

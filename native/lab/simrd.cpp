@@ -22,7 +22,6 @@ Machine::Machine(const dtr_lab_options& options, const Log& log, Simulation& sim
       scored && (heuristic.cost == DTR_COST_ANCESTORS || heuristic.cost == DTR_COST_NEIGHBORHOOD);
   walks_neighborhood_ = neighborhood && (banishes() || options.newest_staleness);
   caches_regions_ = neighborhood && !walks_neighborhood_;
-  draws_candidates_ = options.sampling != DTR_SAMPLING_NONE || options.least_size_share > 0;
   keeps_components_ = scored && heuristic.cost == DTR_COST_COMPONENT;
   is_marginal_ = scored && heuristic.cost == DTR_COST_MARGINAL;
   if (keeps_components_ && banishes())

@@ -1,8 +1,7 @@
 // simrd.h: a machine with the semantics of simrd, the simulator of the DTR paper.
 //
 // It runs op logs with exactly the decisions of the published simulator, so that a number of
-// ours can stand beside a published one. (On request it searches less, as DTR's prototype does:
-// draw_candidates.) What differs from the engine, which the run with
+// ours can stand beside a published one. What differs from the engine, which the run with
 // runtime semantics drives (simulate/runtime.h):
 //   - Views are tensors of their own: evicting a storage undefines them all, and using one again
 //     runs its view operator again. Mutation makes a copy.
@@ -129,7 +128,6 @@ class Machine : private Playback<Machine> {
 
   // ---- scores.cpp ----
   uint32_t choose();
-  void draw_candidates();
   int64_t neighborhood_cost(uint32_t storage, int64_t* newest);
   int64_t component_cost(uint32_t storage);
   double marginal_cost(uint32_t storage);
@@ -158,9 +156,7 @@ class Machine : private Playback<Machine> {
   Regions regions_{graph_};
   Region walk_up_, walk_down_;
   Mersenne random_;
-  bool draws_candidates_ = false;     // a choice is made among some of the pool:
-  std::vector<uint32_t> candidates_;  // these, in its order
-  std::vector<uint32_t> pending_;     // worklist
+  std::vector<uint32_t> pending_;  // worklist
   uint32_t walks_ = 0;
   // Of the op that is being defined or executed:
   std::vector<uint32_t> sources_;  // the distinct storages of its arguments

@@ -348,7 +348,9 @@ def test_wrong_options_are_named():
         run_log(log.program, space="disk")
     with pytest.raises(ValueError, match="simrd counts bytes"):
         simulate.run_log(log.program, space="heap")
-    with pytest.raises(ValueError, match="'DTR' is a name of simrd's"):
+    with pytest.raises(ValueError, match="newest_staleness is True; allowed with runtime"):
+        run_log(log.program, newest_staleness=True)
+    with pytest.raises(ValueError, match="unknown heuristic 'DTR'; allowed: dtr-full"):
         run_log(log.program, "DTR")
     options = ffi.new("dtr_runtime_options *")
     options.common.budget_bytes = 1

@@ -35,7 +35,7 @@ def rows(text):
 
 
 def test_json_on_stdout_stands_alone():
-    done = command(FUZZ_A, UNET, "--json", "-", "--budget", "0.5,0.9", "--heuristic", "DTR,LRU")
+    done = command(FUZZ_A, UNET, "--json", "-", "--budget", "0.5,0.9", "--heuristic", "dtr-full,lru")
     assert done.returncode == 0
     found = rows(done.stdout)
     assert len(found) == 2 * 2 * 2
@@ -55,7 +55,7 @@ def test_a_table_is_on_stdout_otherwise_and_the_file_has_the_rows(tmp_path):
 def test_the_published_numbers_come_out():
     """The decisions of simrd on this log, from the reference data."""
     done = simulate(
-        *(DATA / "densenet_cat.log.xz", "--heuristic", "DTR", "--budget", "0.3"),
+        *(DATA / "densenet_cat.log.xz", "--heuristic", "dtr-full", "--budget", "0.3"),
         *("--thrash", "3", "--json", "-"),
     )
     (row,) = rows(done.stdout)
@@ -102,16 +102,6 @@ def test_a_placement_is_for_a_heap():
     assert "--placement two-ended needs --space heap or fixed" in simulate(*arguments).stderr
 
 
-def test_a_sample_has_a_row_for_each_seed():
-    arguments = (UNET, "--budget", "0.6", "--least-size-share", "0.01", "--json", "-")
-    found = rows(simulate(*arguments, "--sampling", "sqrt", "--seed", "0,1").stdout)
-    assert [row["seed"] for row in found] == [0, 1]
-    assert {(row["sampling"], row["least_size_share"]) for row in found} == {("sqrt", 0.01)}
-    (plain,) = rows(simulate(*arguments).stdout)
-    assert (plain["sampling"], plain["seed"]) == ("none", None)
-    assert len({row["decisions_sha256"] for row in (*found, plain)}) == 3
-
-
 def test_a_picture_is_drawn_if_it_is_asked_for(tmp_path):
     pytest.importorskip("matplotlib", reason="pictures need matplotlib")
     for name in ("plot.png", "folder/plot.svg"):
@@ -128,7 +118,6 @@ def test_a_picture_is_drawn_if_it_is_asked_for(tmp_path):
     [
         (["--budget", "0"], "--budget: 0 bytes in budget '0'; allowed: ratios"),
         (["--heuristic", "best"], "--heuristic: unknown heuristic 'best'; allowed: dtr-full"),
-        (["--heuristic", "DTR", "--semantics", "runtime"], "'DTR' is a name of simrd's"),
         (["--dealloc", "never"], "--dealloc: 'never'; allowed: eager, banish, ignore, lazy"),
         (
             ["--heuristic", "dtr-eqclass", "--dealloc", "banish"],
@@ -137,12 +126,6 @@ def test_a_picture_is_drawn_if_it_is_asked_for(tmp_path):
         (["--seed", "x"], "--seed: seed 'x'; allowed"),
         (["--space", "heap"], "--space heap needs --semantics runtime"),
         (["--space", "fixed"], "--space fixed needs --semantics runtime"),
-        (["--sampling", "sqrt", "--semantics", "runtime"], "--sampling sqrt needs --semantics"),
-        (
-            ["--least-size-share", "0.01", "--semantics", "runtime"],
-            "--least-size-share 0.01 needs --semantics simrd",
-        ),
-        (["--least-size-share", "2"], "--least-size-share"),
         (["--chunk", "4KiB"], "--chunk needs --space heap or fixed"),
         (["--moving", "1GB"], "--moving needs --space heap or fixed"),
         (["--space", "disk"], "'disk' is not one of"),

@@ -16,6 +16,7 @@ from bench.studies import schedules
 from bench.studies.best import commands
 from dtr_alloc import oplog
 from dtr_alloc.simulation import simulate
+from dtr_alloc.simulation.presets import PRESETS
 
 LOGS = Path(__file__).parent.parent / "data" / "simrd" / "synthetic_logs"
 NAMES = ("resnet_chain", "unet_skip", "densenet_cat", "lstm_unroll", "fuzz_a", "fuzz_b")
@@ -58,12 +59,11 @@ def test_what_is_found_holds_the_budget_and_is_never_worse_than_a_preset(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_policys_run_is_a_schedule(name):
     path, program = log_of(name)
-    rule = simulate.parse_heuristic("dtr-full", "simrd")
     budget = budget_of(program, 0.6)
-    policy = simulate.run_log(program, rule, budget, decisions=True)
+    policy = simulate.run_log(program, "dtr-full", budget, decisions=True)
     if policy.status != "ok":
         pytest.skip("the policy fails at this budget")
-    given = schedules.of_policy(program, rule, budget, None)
+    given = schedules.of_policy(program, PRESETS["dtr-full"], budget, None)
     run = schedules.run(program, given, decisions=True)
     assert run.decisions == policy.decisions
     assert verify(oplog.read(path), run.decisions.splitlines(), budget).total_cost == given.cost
