@@ -19,10 +19,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_fixtures import cpp_program
+from simrd_names import of_simrd
 
 from bench.studies.linear_network import linear_network
 from bench.studies.log import Log
-from dtr_alloc.heuristics import Heuristic
 from dtr_alloc.oplog import Program, compile_log
 from dtr_alloc.simulation import simulate
 
@@ -49,38 +49,6 @@ COUNTERS = {
     "accesses": "accesses",
     "sha256": "decisions_sha256",
 }
-
-
-def of_simrd(name: str) -> dict[str, Any]:
-    """The options of run_log() for one of the published simulator's names of heuristics; those with
-    X are variants for comparison."""
-    parts: dict[str, tuple[Any, ...]] = {
-        "DTR": ("neighborhood", "size", 1),
-        "DTREqClass": ("component", "size", 1),
-        "DTRLocal": ("local", "size", 1),
-        "DTRUnopt": ("neighborhood", "size", 1, True),
-        "LRU": ("none", "none", 1),
-        "LargestStorage": ("none", "size", 0),
-        "MSPS": ("ancestors", "size", 0),
-        "XEStarUnopt": ("neighborhood", "size", 0, False),
-        "XDTRUnoptOwnStale": ("neighborhood", "size", 1, False),
-        "AbSizeStale": ("none", "size", 1),
-    }
-    for letters, cost in {
-        "": "none",
-        "E": "neighborhood",
-        "Eq": "component",
-        "Local": "local",
-    }.items():
-        for size, stale in (("Size", ""), ("", "Stale"), ("", "")):
-            if letters or size or stale:
-                of = (cost, "size" if size else "none", bool(stale))
-                parts[f"Ab{letters}{size}{stale}"] = of
-    if name not in parts:
-        return {"heuristic": {"RandomStorage": "random"}.get(name, name)}
-    cost, size, staleness, *newest = parts[name]
-    options = {"heuristic": Heuristic(name, cost, size, float(staleness))}
-    return options | ({"newest_staleness": newest[0]} if newest else {})
 
 
 def rows(name: str) -> list[dict[str, Any]]:

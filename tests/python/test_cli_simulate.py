@@ -35,7 +35,7 @@ def rows(text):
 
 
 def test_json_on_stdout_stands_alone():
-    done = command(FUZZ_A, UNET, "--json", "-", "--budget", "0.5,0.9", "--heuristic", "dtr-full,lru")
+    done = command(FUZZ_A, UNET, "--json", "-", "--budget", "0.5,0.9", "--heuristic", "msps,lru")
     assert done.returncode == 0
     found = rows(done.stdout)
     assert len(found) == 2 * 2 * 2

@@ -5,6 +5,8 @@ import json
 import lzma
 from pathlib import Path
 
+from simrd_names import of_simrd
+
 from bench.studies.linear_network import linear_network
 from bench.studies.memory import intervals
 from dtr_alloc.simulation.simulate import run_log
@@ -20,7 +22,13 @@ def test_each_column_has_as_many_tensors_as_the_published_simulator_had():
     for row in expected:
         dealloc = DEALLOCS[row["runtime"]]
         program = linear_network(row["n"])
-        run = run_log(program, row["heuristic"], row["budget"], dealloc=dealloc, decisions=True)
+        run = run_log(
+            program,
+            budget_bytes=row["budget"],
+            dealloc=dealloc,
+            decisions=True,
+            **of_simrd(row["heuristic"]),
+        )
         operators, found = intervals(run.decisions)
         assert operators == row["total_ops"]
         changes = [0] * (operators + 1)
