@@ -202,7 +202,7 @@ $(call package_in,$(EMULATED)/tree)
 @ln -s "$(CURDIR)"/bench $(EMULATED)/tree/
 @status=0; for python in $(CUDA_TORCH_PYTHONS); do \
   PYTHONPATH=$(abspath $(EMULATED))/tree DTR_ALLOC_CACHE=$(abspath $(EMULATED))/cache GPU_TESTS_DEVICE=emulated \
-    "$$python" -m pytest -W ignore -p no:cacheprovider -o pythonpath=$(EMULATED)/tree $(PYTEST_ARGS) $(EMULATED_TESTS) \
+    "$$python" -m pytest -W ignore -p no:cacheprovider -o pythonpath="$(EMULATED)/tree tests/allocator" $(PYTEST_ARGS) $(EMULATED_TESTS) \
     || status=1; \
 done; exit $$status
 endef

@@ -1,4 +1,4 @@
-"""Commands that are no longer in the package: they name their successors."""
+"""Former commands, which name their successors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ import click
 
 from dtr_alloc.cli.common import InputError
 
-_PLACES = {"reproduce": "python -m bench.studies", "schedule": "python -m bench.studies.best find"}
+_SUCCESSORS = {
+    "reproduce": "python -m bench.studies`, in the root of a checkout",
+    "schedule": "python -m bench.studies.best find`, in the root of a checkout",
+    "fragment run": "dtr-alloc fragment report`",
+}
 
 
 @click.command(
@@ -15,5 +19,5 @@ _PLACES = {"reproduce": "python -m bench.studies", "schedule": "python -m bench.
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(context: click.Context, arguments: tuple[str, ...]) -> None:
-    name = context.info_name or ""
-    raise InputError(f"dtr-alloc {name} is now `{_PLACES[name]}`, in the root of a checkout")
+    called = context.command_path.partition(" ")[2]
+    raise InputError(f"dtr-alloc {called} is now `{_SUCCESSORS[called]}")

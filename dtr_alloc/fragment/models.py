@@ -154,13 +154,6 @@ class ModelRun:
     smallest_budget_bytes: int | None = None
     """The result of smallest_budget(), if it was asked for."""
 
-    @property
-    def lost_at_failure_bytes(self) -> int | None:
-        """The budget less the live bytes at the failure."""
-        if self.completed or self.budget_bytes is None:
-            return None
-        return self.budget_bytes - self.end_live_bytes
-
 
 class Prepared:
     """The allocations of one device of a trace, paired, for many runs."""
@@ -186,9 +179,6 @@ class Prepared:
         counts = [ffi.new("uint64_t *") for _ in range(3)]
         lib.dtr_fragment_counts(self._events, *counts)
         self.operations, self.allocations, self.peak_live_bytes = (int(c[0]) for c in counts)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Prepared, (self.trace, self.device)
 
     def run(
         self,
@@ -304,20 +294,6 @@ def smallest_budget(
         else:
             low = middle
     return high
-
-
-def segment_addresses(trace: Trace, device: int = 0) -> array[int]:
-    """The addresses of the segments of a recorded run, in the order of their allocation: the option
-    ``segment_addresses`` of the model "pytorch". With ``ties_by_address`` it then chooses among
-    equal blocks as the recorded allocator did."""
-    return array(
-        "Q",
-        [
-            address
-            for kind, address, of in zip(trace.kind, trace.address, trace.device, strict=True)
-            if kind == Kind.SEGMENT_ALLOCATE and of == device
-        ],
-    )
 
 
 # ---- between Python and the core ----

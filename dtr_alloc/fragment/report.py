@@ -6,7 +6,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ class Row:
         request_bytes: of the failed request, if the worst moment is an out-of-memory error.
         in_use: the largest users of memory then, if the trace names operators: bytes and names.
         segments: None: as in the trace.
+        options: of the model.
     """
 
     measures: Measures
@@ -65,6 +66,7 @@ class Row:
     request_bytes: int | None
     segments: Sequence[Segment] | None = None
     in_use: Sequence[tuple[int, str]] = ()
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,7 +128,13 @@ def _in_use(trace: Trace, blocks: Residencies, event: int) -> list[tuple[int, st
 
 
 def of_model(
-    prepared: Prepared, model: str, budget_bytes: int | None, *, smallest: bool, blocks: bool
+    prepared: Prepared,
+    model: str,
+    budget_bytes: int | None,
+    *,
+    smallest: bool,
+    blocks: bool,
+    **options: Any,
 ) -> Row:
     """The row of a model of an allocator for a trace of one device.
 
@@ -136,14 +144,15 @@ def of_model(
         budget_bytes: None: no limit.
         smallest: whether to look for the smallest budget, which takes about ten runs more.
         blocks: whether to keep the addresses of blocks.
+        options: of the model.
 
-    Raises ValueError for an unknown model.
+    Raises ValueError for an unknown model or a wrong option.
     """
     from dtr_alloc.fragment.models import smallest_budget
 
-    done = prepared.run(model, budget_bytes, placements=blocks)
+    done = prepared.run(model, budget_bytes, placements=blocks, **options)
     if smallest:
-        done = replace(done, smallest_budget_bytes=smallest_budget(prepared, model))
+        done = replace(done, smallest_budget_bytes=smallest_budget(prepared, model, **options))
     found = measures.of_run(done)
     if budget_bytes is not None:
         found = replace(found, name=f"{model} in {format_size(budget_bytes)}")
@@ -159,6 +168,7 @@ def of_model(
         else placed(prepared.trace, done.placements, done.failed_event),
         None if done.completed else done.failed_bytes,
         done.segments,
+        options=options,
     )
 
 
@@ -229,6 +239,7 @@ def document(found: Iterable[Report]) -> dict[str, Any]:
 def _row(row: Row) -> dict[str, Any]:
     return {
         **asdict(row.measures),
+        "options": row.options,
         "worst_largest_share": row.measures.worst_largest_share,
         "worst_request_bytes": row.request_bytes,
         "worst_holes_bytes": list(row.holes),

@@ -94,7 +94,7 @@ def recorded(machine, folder, variant):
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_place_and_segment_is_as_in_a_real_one(machine, tmp_path, name):
-    from dtr_alloc.fragment.fidelity import compare
+    from fidelity import compare
 
     trace, told, output = recorded(machine, tmp_path, VARIANTS[name])
     assert output == ""

@@ -4,11 +4,11 @@ from array import array
 from itertools import pairwise
 
 import pytest
+from fidelity import segment_addresses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_trace import LETTERS, of_text
 
-from dtr_alloc.fragment import models
 from dtr_alloc.fragment.models import MIB, MODELS, NO_LIMIT, Prepared, run_model, smallest_budget
 from dtr_alloc.simulation.simulate import PLACEMENTS
 from dtr_alloc.traces.trace import Kind, Trace
@@ -192,7 +192,7 @@ def test_a_failure_says_where_and_what_remained():
     trace = trace_of([(30 * MIB, 0), (30 * MIB, 0), 0, (40 * MIB, 0)])
     result = run_model(trace, "first-fit", 80 * MIB)
     assert (result.completed, result.failed_event, result.failed_bytes) == (False, 3, 40 * MIB)
-    assert result.lost_at_failure_bytes == 50 * MIB
+    assert result.budget_bytes - result.end_live_bytes == 50 * MIB
     assert list(result.holes) == [30 * MIB]
     assert run_model(trace, "exact", 80 * MIB).completed
 
@@ -307,7 +307,7 @@ def test_segment_addresses_are_those_of_the_trace():
     trace = Trace()
     trace.add(Kind.SEGMENT_ALLOCATE, address=5, size_bytes=1)
     trace.add(Kind.SEGMENT_ALLOCATE, address=9, size_bytes=1, device=1)
-    assert list(models.segment_addresses(trace)) == [5]
+    assert list(segment_addresses(trace)) == [5]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from fidelity import compare
 
-from dtr_alloc.fragment.fidelity import compare
 from dtr_alloc.fragment.models import MIB, run_model
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace

@@ -51,14 +51,18 @@ def test_help_names_the_commands():
 
 @pytest.mark.parametrize(
     ("moved", "there"),
-    [("reproduce", "python -m bench.studies"), ("schedule", "python -m bench.studies.best find")],
+    [
+        ("reproduce", "python -m bench.studies`, in the root of a checkout"),
+        ("schedule", "python -m bench.studies.best find`, in the root of a checkout"),
+        ("fragment run", "dtr-alloc fragment report`"),
+    ],
 )
 def test_a_command_that_has_moved_says_where_to_in_one_line(moved, there):
-    done = CliRunner().invoke(cli.commands, [moved, "sweep", "--smoke", "--out", "x"])
+    *group, name = moved.split()
+    done = CliRunner().invoke(cli.commands, [*group, name, "sweep", "--smoke", "--out", "x"])
     assert done.exit_code == 2
-    message = f"Error: dtr-alloc {moved} is now `{there}`, in the root of a checkout\n"
-    assert done.output == message
-    assert f" {moved} " not in CliRunner().invoke(cli.commands, ["--help"]).output
+    assert done.output == f"Error: dtr-alloc {moved} is now `{there}\n"
+    assert f" {name} " not in CliRunner().invoke(cli.commands, [*group, "--help"]).output
 
 
 def test_python_runs_the_package_as_the_command():

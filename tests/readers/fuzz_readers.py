@@ -112,15 +112,11 @@ def use_trace(rng: random.Random, path: Path) -> None:
         with tolerated(TraceError):  # what cannot be followed or converted says so
             follow(rng, trace, path)
     if rng.random() < 0.3:
-        which = rng.choice(("report", "run"))
         options = ["--model", rng.choice(list(MODELS))] if rng.random() < 0.9 else []
         command(
-            *("fragment", which, path, *options, "--json", os.devnull),
+            *("fragment", "report", path, *options, "--json", os.devnull),
             *("--budget", rng.choice(("unlimited", "0.5", "1.0..1.2", "64KiB"))),
         )
-    if rng.random() < 0.1:
-        compare = ("--model", "pytorch,pytorch-expandable", "--compare", "--json", os.devnull)
-        command("fragment", "run", path, *compare)
     if rng.random() < 0.005:  # matplotlib takes seconds
         command("fragment", "report", path, "--model", "exact", "--out", path.with_name("pictures"))
     if rng.random() < 0.1:

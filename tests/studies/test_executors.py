@@ -27,8 +27,6 @@ from dtr_alloc.cli import commands
 from dtr_alloc.oplog import compile_log
 from dtr_alloc.simulation import executors, simulate
 from dtr_alloc.simulation.executors import ExecutorError, Failure, RunsFailed, Workers
-from dtr_alloc.traces import trace_file
-from dtr_alloc.traces.trace import Kind, Trace
 
 DATA = Path(__file__).parents[1] / "data/simrd/synthetic_logs"
 LOGS = [str(DATA / f"{name}.log.xz") for name in ("fuzz_a", "unet_skip")]
@@ -46,7 +44,7 @@ studies = partial(invoke, study_command)
 def without_time(rows):
     """The bytes of the rows, less what the clock says."""
     for row in rows:
-        for name in ("seconds", "search_seconds", "ns_per_operation"):
+        for name in ("seconds", "search_seconds"):
             row.pop(name, None)
     return "\n".join(map(json.dumps, rows))
 
@@ -226,18 +224,6 @@ def test_reproduce_names_a_study_that_lacks_runs_and_goes_on_with_the_next(tmp_p
 # ---- the option ----
 
 
-@pytest.fixture
-def trace(tmp_path):
-    made = Trace()
-    for at in range(1, 9):
-        made.add(Kind.ALLOCATE, address=4096 * at, size_bytes=4096 - 512 * (at % 3))
-    for at in range(1, 9, 2):
-        made.add(Kind.FREE, address=4096 * at)
-    path = tmp_path / "a.trace"
-    trace_file.write(made, path)
-    return path
-
-
 PROCESSES = "concurrent.futures:ProcessPoolExecutor"
 
 
@@ -272,16 +258,6 @@ def test_an_executor_gives_the_studies_that_processes_give(tmp_path):
     assert json.dumps(found["other"]) == json.dumps(found["local"])
 
 
-@pytest.mark.parametrize("options", [(), ("--smallest", "--budget", "1.0..1.5:0.25")])
-def test_an_executor_gives_the_models_that_this_process_gives(tmp_path, trace, options):
-    found = []
-    for where in ((), ("--jobs", 2), ("--executor", PROCESSES)):
-        done = command("fragment", "run", trace, *options, "--json", "-", *where)
-        assert done.exit_code == 0, done.output
-        found.append(without_time(json.loads(done.stdout)["runs"]))
-    assert found[0] == found[1] == found[2]
-
-
 @pytest.mark.parametrize(
     ("name", "status", "reason"),
     [
@@ -291,9 +267,8 @@ def test_an_executor_gives_the_models_that_this_process_gives(tmp_path, trace, o
         ("os:getcwd", 2, "allowed: an Executor"),
     ],
 )
-@pytest.mark.parametrize("of", ["simulate", "fragment run"])
-def test_an_executor_that_is_none_is_named_with_the_reason(of, name, status, reason, trace):
-    done = command(*of.split(), *(LOGS if of == "simulate" else [trace]), "--executor", name)
+def test_an_executor_that_is_none_is_named_with_the_reason(name, status, reason):
+    done = command("simulate", *LOGS, "--executor", name)
     assert done.exit_code == status
     assert reason in " ".join(done.output.split())
 

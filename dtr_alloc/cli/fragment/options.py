@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from dtr_alloc.cli.common import each_once, list_option
-from dtr_alloc.fragment.models import MODELS, current_name
+from dtr_alloc.config import parse_size
+from dtr_alloc.fragment.models import MODELS, OPTIONS, current_name
 from dtr_alloc.report import write_text
 from dtr_alloc.simulation import simulate
 
@@ -44,6 +45,35 @@ def models_of(given: Sequence[str]) -> list[str]:
             allowed = ", ".join(("all", "none", *MODELS))
             raise click.UsageError(f"there is no model {name!r} for --model; allowed: {allowed}")
     return list(dict.fromkeys(found))
+
+
+def settings_of(given: Sequence[str], models: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The options of --set, by the models that have them. Raises click.UsageError for one that no
+    chosen model has."""
+    allowed = {
+        model: OPTIONS.get(MODELS[model][0], frozenset()) - {"segment_addresses"}
+        for model in models
+    }
+    names = sorted(frozenset().union(*allowed.values()))
+    found: dict[str, dict[str, Any]] = {model: {} for model in models}
+    for text in given:
+        name, equals, written = text.partition("=")
+        if not equals or name not in names:
+            raise click.UsageError(
+                f"--set is {text!r}; allowed: NAME=VALUE, names {', '.join(names) or 'none'}"
+            )
+        value: Any = written
+        try:
+            if name == "collect_threshold":
+                value = float(written)
+            elif name != "placement":
+                value = parse_size(written) if name.endswith("_bytes") else int(written)
+        except ValueError as error:
+            raise click.UsageError(f"--set {name}: {error}") from None
+        for model in models:
+            if name in allowed[model]:
+                found[model][name] = value
+    return found
 
 
 def budgets_of(texts: Sequence[str]) -> list[simulate.Limit | None]:

@@ -16,6 +16,7 @@ from dtr_alloc.cli.fragment.options import (
     budgets_of,
     budgets_option,
     models_of,
+    settings_of,
     truncated_option,
     write_json,
 )
@@ -43,6 +44,13 @@ from dtr_alloc.traces.trace import TraceError
 )
 @budgets_option
 @click.option(
+    "--set",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An option of the models that have it: max_split_bytes=32MiB, ties_by_address=1, ...",
+)
+@click.option(
     "--smallest/--no-smallest",
     default=True,
     show_default=True,
@@ -59,6 +67,7 @@ def command(
     json_path: str | None,
     models: Sequence[str],
     budgets: Sequence[str],
+    options: Sequence[str],
     smallest: bool,
     maps: bool,
     by_time: bool,
@@ -83,6 +92,7 @@ def command(
     chosen = models_of(models)
     asked_for = [] if models == ("all",) else chosen
     limits = budgets_of(budgets)
+    settings = settings_of(options, chosen)
     found: list[report.Report] = []
     for path in traces:
         try:
@@ -97,11 +107,14 @@ def command(
         for model in models_of_part if prepared.operations else ():
             for at, limit in enumerate(limits):
                 size = None if limit is None else limit.resolve(prepared.peak_live_bytes)
-                part.rows.append(
-                    report.of_model(
-                        prepared, model, size, smallest=smallest and not at, blocks=maps
+                first = smallest and not at
+                try:
+                    row = report.of_model(
+                        prepared, model, size, smallest=first, blocks=maps, **settings[model]
                     )
-                )
+                except ValueError as error:  # of the values of --set
+                    raise click.UsageError(f"--set: {error}") from None
+                part.rows.append(row)
         print_table(console, report.table(part))
     try:
         if json_path is not None:

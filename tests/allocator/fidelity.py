@@ -11,12 +11,13 @@ blocks of equal size by address (``ties_by_address``), so the model is given the
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
-from dtr_alloc.fragment.models import ModelRun, Prepared, segment_addresses
+from dtr_alloc.fragment.models import ModelRun, Prepared
 from dtr_alloc.traces.trace import Kind, Trace
 
 
@@ -91,6 +92,20 @@ def compare(
         max_reserved_error_bytes=max(differences, default=0),
         mean_reserved_error=sum(differences) / total if total else 0.0,
         peak_reserved_error=(result.peak_reserved_bytes - truth) / truth if truth else 0.0,
+    )
+
+
+def segment_addresses(trace: Trace, device: int = 0) -> array[int]:
+    """The addresses of the segments of a recorded run, in the order of their allocation: the option
+    ``segment_addresses`` of the model "pytorch". With ``ties_by_address`` it then chooses among
+    equal blocks as the recorded allocator did."""
+    return array(
+        "Q",
+        [
+            address
+            for kind, address, of in zip(trace.kind, trace.address, trace.device, strict=True)
+            if kind == Kind.SEGMENT_ALLOCATE and of == device
+        ],
     )
 
 
