@@ -4,13 +4,13 @@ import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="needs the native build: setup.py build_ext")
 
-from native_fixtures import core_object, fake_cuda, fake_cuda_library
+from native_fixtures import DRIVERS, core_object, fake_cuda, fake_cuda_library
 from native_pool import NativePool
 
 __all__ = ["core_object", "fake_cuda", "fake_cuda_library"]
 
 
-@pytest.fixture(params=["host", "simulated", "cuda", "host-fixed", "cuda-fixed"])
+@pytest.fixture(params=DRIVERS)
 def driver(request):
     """Each driver in turn, and fixed pools of two; those of cuda on the stand-in."""
     if request.param.startswith("cuda"):
@@ -45,7 +45,7 @@ def make_pool(driver, chunk):
         options.setdefault("chunk", chunk)
         pool = NativePool(driver, budget=chunks * chunk, **options)
         pool.chunk = chunk
-        pool.has_memory = driver != "simulated"
+        pool.has_memory = driver not in ("simulated", "counted")
         pool.is_fixed = driver.endswith("-fixed")
         return pool
 

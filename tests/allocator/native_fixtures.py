@@ -12,6 +12,7 @@ from native_pool import MIB, NativePool, check, ffi, lib
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT_OF_MEMORY, UNKNOWN = 2, 999  # errors of the driver (CUresult)
+DRIVERS = ("host", "simulated", "cuda", "host-fixed", "cuda-fixed")
 
 
 def few_or_many(few: int, many: int):

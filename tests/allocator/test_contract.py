@@ -5,7 +5,7 @@ from functools import partial
 from itertools import pairwise
 
 import pytest
-from native_fixtures import on_threads
+from native_fixtures import DRIVERS, on_threads
 from native_pool import (
     FREE,
     IN_USE,
@@ -20,6 +20,9 @@ from native_pool import (
     ffi,
     lib,
 )
+
+of_every_kind = pytest.mark.parametrize("driver", [*DRIVERS, "counted", "guarded"], indirect=True)
+"""Also pools without chunks."""
 
 
 def test_the_abi_version_is_one():
@@ -94,6 +97,7 @@ def test_out_of_memory_says_what_there_is(pool):
     assert pool.stats().out_of_memory_errors == 1
 
 
+@of_every_kind
 def test_a_request_above_the_budget_does_not_ask_for_room(pool):
     asked = []
     pool.set_room(lambda size, stream: asked.append(size))
@@ -104,6 +108,7 @@ def test_a_request_above_the_budget_does_not_ask_for_room(pool):
     assert asked == []
 
 
+@of_every_kind
 def test_the_room_callback_is_asked_until_the_request_fits(pool):
     blocks = [pool.allocate(pool.chunk) for _ in range(8)]
     asked = []
@@ -207,6 +212,7 @@ def test_lowering_the_budget_gives_chunks_back(pool):
     pool.allocate(8 * pool.chunk)
 
 
+@of_every_kind
 def test_lowering_the_budget_asks_for_room_and_else_changes_nothing(pool):
     blocks = [pool.allocate(pool.chunk) for _ in range(8)]
     with pytest.raises(OutOfMemory, match="cannot be lowered"):
@@ -292,6 +298,7 @@ def test_a_snapshot_tiles_what_has_memory(pool):
     assert sum(block.state == IN_USE for block in blocks) == 3
 
 
+@of_every_kind
 def test_a_pool_with_blocks_in_use_is_not_destroyed(pool):
     address = pool.allocate(5000)
     with pytest.raises(WrongState, match="1 blocks in use"):
