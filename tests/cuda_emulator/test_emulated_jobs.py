@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 JOBS = Path(__file__).parent / "jobs.py"
-MODELS = ("mlp", "convnet", "transformer", "fused")
+MODELS = ("mlp", "resnet", "transformer", "fused")
 
 
 @pytest.fixture(scope="session")
