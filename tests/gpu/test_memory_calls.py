@@ -35,6 +35,25 @@ def test_statistics_follow_what_is_allocated():
     torch.cuda.reset_accumulated_memory_stats()
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == 0
     assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
+    assert torch.cuda.host_memory_stats() is not None
+    held = torch.cuda.memory_allocated()
+    address = torch.cuda.caching_allocator_alloc(MIB)
+    assert torch.cuda.memory_allocated() == held + MIB
+    torch.cuda.caching_allocator_delete(address)
+
+
+@own_process(cuda_only=STATISTICS)
+def test_what_another_allocator_would_have_to_do_is_refused_in_words():
+    assert torch.cuda.get_allocator_backend() == "dtr_alloc"
+    torch.cuda.memory._record_memory_history(enabled=None)
+    for act in (
+        torch.cuda.memory._record_memory_history,
+        lambda: torch.cuda.memory.change_current_allocator(
+            torch.cuda.memory._get_current_allocator()
+        ),
+    ):
+        with pytest.raises(RuntimeError, match="^dtr_alloc: "):
+            act()
 
 
 @own_process(cuda_only=STATISTICS)
@@ -77,6 +96,7 @@ def test_a_jobs_own_memory_fraction_narrows_the_budget_and_evicts():
     made = [base * index for index in range(12)]
     torch.cuda.set_per_process_memory_fraction(256 * MIB / total)
     assert dtr_alloc.stats()["budget_bytes"] <= 256 * MIB
+    assert torch.cuda.get_per_process_memory_fraction() <= 256 * MIB / total
     assert torch.cuda.memory_allocated() <= 256 * MIB
     assert all(bool((tensor == index).all()) for index, tensor in enumerate(made))
     with pytest.raises(torch.OutOfMemoryError):
