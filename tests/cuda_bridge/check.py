@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import ctypes
 import platform
+import re
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from functools import cache
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -36,61 +39,23 @@ CUDA = 1
 """c10::DeviceType::CUDA."""
 
 
-class PoolOptions(ctypes.Structure):
-    """dtr_pool_options."""
-
-    _fields_ = [
-        ("driver", ctypes.c_char_p),
-        ("device", ctypes.c_int32),
-        ("budget_bytes", ctypes.c_uint64),
-        ("reserve_bytes", ctypes.c_uint64),
-        ("chunk_bytes", ctypes.c_uint64),
-        ("small_bytes", ctypes.c_uint64),
-        ("keep_bytes", ctypes.c_uint64),
-        ("poison", ctypes.c_int32),
-        ("fixed", ctypes.c_int32),
-        ("placement", ctypes.c_int32),
-    ]
-
-
-class Heuristic(ctypes.Structure):
-    """dtr_heuristic."""
-
-    _fields_ = [
-        ("select", ctypes.c_int32),
-        ("cost", ctypes.c_int32),
-        ("size", ctypes.c_int32),
-        ("staleness_exponent", ctypes.c_double),
-        ("recompute_factor", ctypes.c_double),
-        ("seed", ctypes.c_uint64),
-        ("foresight", ctypes.c_int32),
-    ]
-
-
-class EngineOptions(ctypes.Structure):
-    """dtr_engine_options."""
-
-    _fields_ = [
-        ("heuristic", Heuristic),
-        ("history_ops", ctypes.c_uint64),
-        ("dealloc", ctypes.c_char_p),
-        ("score", ctypes.c_void_p),
-        ("score_context", ctypes.c_void_p),
-        ("swap_bytes", ctypes.c_uint64),
-        ("swap_out_bytes_per_s", ctypes.c_double),
-        ("swap_in_bytes_per_s", ctypes.c_double),
-        ("verify", ctypes.c_uint64),
-        ("room", ctypes.c_int32),
-        ("moving", ctypes.c_int32),
-        ("move_bytes_per_s", ctypes.c_double),
-        ("contents", ctypes.c_int32),
-        ("learn", ctypes.c_int32),
-        ("thrash", ctypes.c_double),
-        ("tiny_bytes", ctypes.c_uint64),
-        ("settles_to_host", ctypes.c_int32),
-        ("rest_after_ops", ctypes.c_uint64),
-        ("replay_ns", ctypes.c_int64),
-    ]
+@cache
+def structure(name: str) -> Any:
+    """A struct of the C headers."""
+    headers = (bridge._source_folder() / "include/dtr").glob("*.h")
+    text = re.sub(r"/\*.*?\*/", "", "".join(path.read_text() for path in headers), flags=re.DOTALL)
+    body = re.search(rf"typedef struct {name} {{(.*?)}} {name};", text, re.DOTALL)
+    assert body, name
+    fields = []
+    for kind, field in re.findall(r"^\s*(\w[\w *]*?)\b(\w+);", body[1], re.MULTILINE):
+        kind = kind.strip()
+        if kind == "dtr_heuristic":
+            fields.append((field, structure(kind)))
+        elif re.fullmatch(r"u?int\d+_t|double", kind):
+            fields.append((field, getattr(ctypes, f"c_{kind.removesuffix('_t')}")))
+        else:
+            fields.append((field, ctypes.c_char_p if "char" in kind else ctypes.c_void_p))
+    return type(name, (ctypes.Structure,), {"_fields_": fields})
 
 
 def core_table(path: str, fake_cuda: str) -> tuple[ctypes.CDLL, ctypes.c_void_p]:
@@ -104,11 +69,10 @@ def core_table(path: str, fake_cuda: str) -> tuple[ctypes.CDLL, ctypes.c_void_p]
 
     check(core.dtr_cuda_set_library(fake_cuda.encode()))
     pool, engine = ctypes.c_void_p(), ctypes.c_void_p()
-    options = PoolOptions(b"cuda", 0, BUDGET, 0, 0, 0)
+    options = structure("dtr_pool_options")(b"cuda", budget_bytes=BUDGET)
     check(core.dtr_pool_create(ctypes.byref(options), ctypes.byref(pool)))
-    wishes = EngineOptions(
-        Heuristic(*PRESETS["dtr-eqclass"].numbers()), history_ops=1000, dealloc=b"eager"
-    )
+    heuristic = structure("dtr_heuristic")(*PRESETS["dtr-eqclass"].numbers())
+    wishes = structure("dtr_engine_options")(heuristic, history_ops=1000, dealloc=b"eager")
     check(core.dtr_engine_create(ctypes.byref(wishes), ctypes.byref(engine)))
     check(core.dtr_engine_add_pool(engine, CUDA, 0, pool))
     return core, engine
