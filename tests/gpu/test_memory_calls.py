@@ -52,7 +52,7 @@ def test_what_another_allocator_would_have_to_do_is_refused_in_words():
             torch.cuda.memory._get_current_allocator()
         ),
     ):
-        with pytest.raises(RuntimeError, match="^dtr_alloc: "):
+        with pytest.raises(RuntimeError, match=r"^dtr_alloc: "):
             act()
 
 
