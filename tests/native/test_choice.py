@@ -23,12 +23,6 @@ SHARES = (0, 0.5, 1)
 HISTORY = 60  # operators: what is deeper is slow to bring back under heuristics that thrash
 
 
-def check_random_candidates(name, folder):
-    """Runs a program of this folder that compares searches of the columns with trying all."""
-    sources = (f"tests/native/{name}.cpp", "native/policy/candidates.cpp")
-    cpp_program(folder, *sources, flags=["-O2"])()
-
-
 class Program:
     """Random operators on random tensors, evicted and released at random; the same for a seed."""
 
@@ -160,9 +154,6 @@ class TestExactness:
         stats = toy.stats()
         assert stats.searches > 500
         assert stats.storage_accesses / stats.searches < 200  # 756 if each walks by itself
-
-    def test_the_columns_find_the_least_score_of_random_candidates(self, tmp_path):
-        check_random_candidates("searches_of_candidates", tmp_path)
 
 
 def test_the_pool_knows_the_free_space_beside_a_block():

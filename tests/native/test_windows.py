@@ -6,7 +6,7 @@ sizes with those that trying every run of blocks finds (native/policy/window_sea
 
 import pytest
 from native_pool import OutOfMemory, ffi
-from test_choice import Program, check_random_candidates
+from test_choice import Program
 from toy import PAGE, WORDS, by_parameter
 
 from dtr_alloc.heuristics import COSTS
@@ -52,10 +52,6 @@ class TestExactness:
         program = Program(toy, chunk, check_every=4).run(300)
         assert toy.stats().window_evictions > 20
         program.end()
-
-    def test_no_run_of_candidates_that_is_cheap_enough_is_left_out(self, tmp_path):
-        """Thousands of random searches of the columns alone, against sums over all runs."""
-        check_random_candidates("windows_of_candidates", tmp_path)
 
     def test_many_blocks_come_and_go(self, make_toy):
         """More than one block of columns, so that they are split and merged."""
