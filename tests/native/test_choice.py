@@ -57,8 +57,11 @@ class Program:
                 first, *others = self.some(3)
                 uses = [*others, (first, SCRATCH)] if others else [(first, MUTATE)]
                 self.tensors += toy.run("norm", *uses, results=self.sizes(), parameter=parameter)
-            elif choice < 0.70:
+            elif choice < 0.69:
                 toy.run("update", (self.some(1)[0], MUTATE | CONSTANT), parameter=parameter)
+            elif choice < 0.70:
+                use = (self.some(1)[0], MUTATE)
+                toy.run("receive", use, parameter=parameter, recomputable=False)
             elif choice < 0.73:
                 tensor = self.some(1)[0]
                 toy.materialize(tensor)
@@ -67,8 +70,11 @@ class Program:
                 assert toy.unpin(tensor)
             elif choice < 0.80:
                 toy.evict(self.some(1)[0])
-            elif choice < 0.86:
+            elif choice < 0.84:
                 toy.materialize(self.some(1)[0])
+            elif choice < 0.86:
+                whole = self.some(1)[0]
+                self.tensors.append(toy.view(whole, 0, max(1, whole.words // 2)))
             elif len(self.tensors) > 4:
                 gone = self.tensors.pop(self.random.randrange(len(self.tensors)))
                 gone.release()

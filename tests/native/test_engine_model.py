@@ -427,16 +427,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         for tensor in self.tensors:
             with self.toy.no_failed_call():
                 tensor.release()
-        self.toy.verify()
-        stats = self.toy.stats()
-        assert (stats.live_storages, stats.live_ops, stats.evicted_storages) == (0, 0, 0)
-        assert stats.kept_constant_bytes == 0
-        assert stats.host_bytes == 0
-        self.toy.drain()
-        assert self.toy.closures == {}
-        assert self.pool.stats().live_blocks == 0
-        self.toy.close()
-        self.pool.destroy()
+        self.toy.finish()
         if self.fake:
             assert self.fake.leaks() == 0
 

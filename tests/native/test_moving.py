@@ -522,5 +522,4 @@ def test_a_driver_that_fails_leaves_the_content_where_it_was(fake_cuda):
     assert told >= len(failed)
     assert toy.evict(x)
     assert all_right(toy, x, source)
-    release(source, x)
     toy.finish()

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from native_pool import check, ffi, lib
+from test_choice import Program
 from toy import CONSTANT, MUTATE, READ, SCRATCH, WRITE_ONLY, Failure, fail, release
 
 MAKE, CALL, OVERWRITE, RELEASE, MEMORY, EFFECT = 0, 1, 2, 5, 6, 7
@@ -295,39 +296,23 @@ def test_versions_of_a_storage_are_told_apart_in_decisions(toy, log):
     ]
 
 
-def program(toy, seed, evict, steps=150):
-    """A random program that ends with nothing; evict: by hand, in between."""
-    draw, whom = random.Random(seed), random.Random(seed + 1)
-    held = [toy.unseen(PAGE_WORDS, i) for i in range(2)]
-    for step in range(steps):
-        kind = draw.random()
-        first, second = draw.choice(held), draw.choice(held)
-        if kind < 0.5:
-            words = draw.choice([8, 256, PAGE_WORDS])
-            held += toy.run(f"f{step}", first, second, results=[words] * draw.randint(1, 2))
-        elif kind < 0.6:
-            toy.run(f"m{step}", (first, MUTATE), second)
-        elif kind < 0.65:
-            toy.run(f"w{step}", (first, WRITE_ONLY), second)
-        elif kind < 0.7:
-            toy.run(f"i{step}", (first, MUTATE), recomputable=False)
-        elif kind < 0.8:
-            held.append(toy.view(first, 0, max(1, first.words // 2)))
-        if len(held) > 10:
-            held.pop(draw.randrange(len(held))).release()
-        for tensor in held:
-            if evict and whom.random() < 0.4:
-                toy.evict(tensor)
-    release(*held)
+class Evicting(Program):
+    """Evicts by hand in between."""
+
+    def check(self):
+        whom = random.Random(self.steps)
+        for tensor in self.tensors:
+            if whom.random() < 0.4:
+                self.toy.evict(tensor)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_op_log_does_not_depend_on_evictions(make_toy, seed):
     found = []
-    for evict in (False, True):
+    for kind in (Program, Evicting):
         toy = make_toy(pages=256)
         log = OpLog(toy)
-        program(toy, seed, evict)
+        kind(toy, seed).run(150).end()
         found.append(log.take())
     assert toy.stats().rematerializations > 10
     assert found[0] == found[1]

@@ -249,10 +249,7 @@ def test_on_the_cpu_the_process_holds_no_more_than_the_budget():
     assert resident_bytes() - before < 1.5 * size
     assert all_right(toy, *sources)
     assert resident_bytes() - before < 1.5 * size
-    release(*sources)
-    toy.reset()
-    toy.close()
-    toy.pool.destroy()
+    toy.finish()
 
 
 class TestOnCuda:
@@ -307,11 +304,7 @@ class TestOnCuda:
             assert toy.evict(source)
         assert {"cuMemHostAlloc", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"} <= failed
         assert all_right(toy, source, result)
-        release(source, result)
-        toy.reset()
-        toy.drain()
-        toy.close()
-        toy.pool.destroy()
+        toy.finish()
         assert fake_cuda.leaks() == 0
 
     def test_copies_come_behind_the_work_that_uses_the_block_and_before_the_next(
