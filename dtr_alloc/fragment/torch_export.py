@@ -17,9 +17,8 @@ import os
 import pickle
 from typing import Any
 
-from dtr_alloc.fragment import torch_frames
 from dtr_alloc.fragment.ranges import Ranges
-from dtr_alloc.fragment.torch_snapshot import KEY
+from dtr_alloc.fragment.torch_snapshot import STEP_ANNOTATION
 from dtr_alloc.traces.trace import Kind, Trace
 
 PROTOCOL = 4
@@ -47,7 +46,6 @@ def to_snapshot(trace: Trace) -> dict[str, Any]:
         "device_traces": [device.events for device in made],
         "allocator_settings": trace.meta.get("allocator_settings", {}),
         "external_annotations": [one for device in made for one in device.annotations],
-        KEY: {"version": 1, "meta": trace.meta},
     }
 
 
@@ -103,7 +101,7 @@ class _Device:
         """One list for all events that share it, as in PyTorch."""
         if names not in self.frames:
             self.frames[names] = [
-                {"name": name, "filename": torch_frames.OURS, "line": 0} for name in names if name
+                {"name": name, "filename": "dtr_alloc", "line": 0} for name in names if name
             ]
         return self.frames[names]
 
@@ -122,21 +120,23 @@ class _Device:
                 if mark:
                     event["user_metadata"] = mark
         elif kind == Kind.EVICT:
-            self.marks[address] = (torch_frames.metadata(Kind.EVICT), name)
+            self.marks[address] = ("evict", name)
         elif kind == Kind.REMATERIALIZE:
             event = self.live[address]
-            event["user_metadata"] = torch_frames.metadata(Kind.REMATERIALIZE, name)
+            event["user_metadata"] = f"remat: {name}" if name else "remat"
             event["frames"] = self.stack((event["user_metadata"], name))
         elif kind == Kind.MOVE_FROM:
             self.moving = address
         elif kind == Kind.MOVE_TO:
-            self.marks[self.moving] = (torch_frames.metadata(Kind.MOVE_FROM, to=address), name)
+            self.marks[self.moving] = (f"move to {address:#x}", name)
         elif kind == Kind.OUT_OF_MEMORY:
             self.put("oom", index, 0, size, name)
         elif kind in (Kind.SEGMENT_ALLOCATE, Kind.SEGMENT_FREE):
             self.segment_event(kind, index, address, size)
         elif kind in _ANNOTATIONS:
             text = f"{Kind(kind).name} {size} {name}".strip()
+            if kind == Kind.STEP:
+                text = STEP_ANNOTATION
             for stage in ("START", "END"):
                 self.annotations.append(
                     {

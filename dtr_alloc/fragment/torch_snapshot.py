@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+import re
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
+from msgspec import Meta, Struct, field
 
 from dtr_alloc import bounded
 from dtr_alloc.bounded import shown
-from dtr_alloc.fragment import plain_pickle, torch_frames
+from dtr_alloc.fragment import plain_pickle
 from dtr_alloc.fragment.ranges import Ranges
-from dtr_alloc.fragment.torch_frames import text_of
 from dtr_alloc.traces.trace import (
     BEGINS_WITH_EVENTS,
     MOST_DEVICES,
@@ -36,9 +37,6 @@ from dtr_alloc.traces.trace import (
 MOST_JSON_BYTES = 1 << 28
 """Of a snapshot as JSON: its shortest values take thirty times the memory of their text."""
 
-KEY = "dtr_alloc"
-"""The key of a trace's meta in a snapshot that torch_export wrote."""
-
 STEP_ANNOTATION = "Optimizer.step"
 """A training step begins at the end of an annotation with this prefix."""
 
@@ -51,9 +49,74 @@ _SEGMENTS = {
 _HEAD_BYTES = 64
 _MOST_UNKNOWN = 1000
 _MOST_RANGES = 1 << 16
-_OTHERS = ("free_completed", "snapshot", "workspace_snapshot", "user_defined")
-ACTIONS = ("alloc", "free_requested", "oom", *_SEGMENTS, *_OTHERS)
-"""The kinds of a device's events."""
+_MOST_TEXT = 4096
+_TORCH = re.compile(r"[/\\](torch|functorch|torchgen)[/\\]|<frozen |<string>")
+
+_Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_DeviceNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
+
+
+class _Block(Struct):
+    size: _Number
+    state: str
+    frames: Any = None
+    # Older snapshots have sizes only.
+    requested_size: _Number | None = None
+    address: _Number | None = None
+
+
+class _Segment(Struct):
+    device: _DeviceNumber
+    address: _Number
+    total_size: _Number
+    stream: _Number
+    blocks: list[_Block]
+    is_expandable: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.address + self.total_size
+
+    def placed(self) -> Iterator[tuple[int, _Block]]:
+        """The blocks with their addresses."""
+        address = self.address
+        for block in self.blocks:
+            if block.address not in (None, address):
+                raise TraceError(
+                    f"the blocks of the segment at {self.address:#x} leave a gap at {address:#x}"
+                )
+            yield address, block
+            address += block.size
+        if self.blocks and address != self.end:
+            raise TraceError(f"the blocks of the segment at {self.address:#x} do not fill it")
+
+
+class _Event(Struct):
+    action: Literal[
+        "alloc", "free_requested", "free_completed", "oom", "segment_alloc", "segment_map",
+        "segment_free", "segment_unmap", "snapshot", "workspace_snapshot", "user_defined",
+    ]  # fmt: skip
+    addr: _Number = 0
+    size: _Number = 0
+    stream: _Number = 0
+    time_us: _Number = 0
+    frames: Any = None
+
+
+class _Annotation(Struct):
+    device: _DeviceNumber
+    time_us: _Number
+    name: Any = ""
+    stage: Any = ""
+
+
+class _Snapshot(Struct):
+    segments: list[_Segment]
+    device_traces: Annotated[list[list[_Event]], Meta(max_length=MOST_DEVICES)] = field(
+        default_factory=list
+    )
+    allocator_settings: dict[str, Any] = field(default_factory=dict)
+    external_annotations: list[_Annotation] = field(default_factory=list)
 
 
 class Row(NamedTuple):
@@ -84,27 +147,17 @@ def read(path: str | os.PathLike[str]) -> Trace:
         raise TraceError(f"{os.fspath(path)}: {error}") from None
 
 
-def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The snapshot in a file: ``segments``, ``device_traces``, ``allocator_settings``,
-    ``external_annotations``; their parts are not checked. Raises as read()."""
+def load(path: str | os.PathLike[str]) -> Any:
+    """The values in a file. Raises as read()."""
     with bounded.errors_as(TraceError, path), bounded.opened(path) as file:
         is_json = _is_json(file.read(_HEAD_BYTES))
-    found = _json(path) if is_json else plain_pickle.load(path)
-    if isinstance(found, list):  # torch.cuda.memory_snapshot(): no history
-        found = {"segments": found}
-    if not isinstance(found, dict) or not isinstance(found.get("segments"), list):
-        raise TraceError(
-            f"{os.fspath(path)}: a {'JSON' if is_json else 'pickle'} of a {type(found).__name__} "
-            "without a list 'segments' is no memory snapshot of PyTorch"
-        )
-    for key, kind in (
-        ("device_traces", list),
-        ("allocator_settings", dict),
-        ("external_annotations", list),
-    ):
-        if not isinstance(found.setdefault(key, kind()), kind):
-            raise TraceError(f"{os.fspath(path)}: {key!r} is no {kind.__name__}")
-    return found
+    if not is_json:
+        return plain_pickle.load(path)
+    try:
+        with bounded.errors_as(TraceError, path), bounded.opened(path) as file:
+            return msgspec.json.decode(bounded.rest(file, MOST_JSON_BYTES))
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise TraceError(f"{os.fspath(path)}: no JSON of a snapshot: {error}") from None
 
 
 def is_head(head: bytes) -> bool:
@@ -117,57 +170,48 @@ def _is_json(head: bytes) -> bool:
     return head.lstrip()[:1] in (b"[", b"{")
 
 
-def _json(path: str | os.PathLike[str]) -> Any:
-    try:
-        with bounded.errors_as(TraceError, path), bounded.opened(path) as file:
-            return msgspec.json.decode(bounded.rest(file, MOST_JSON_BYTES))
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise TraceError(f"{os.fspath(path)}: no JSON of a snapshot: {error}") from None
-
-
-def to_trace(snapshot: dict[str, Any]) -> Trace:
-    """The trace of a snapshot from load(), checked.
+def to_trace(snapshot: Any) -> Trace:
+    """The trace of a snapshot, as load() returns it, checked.
 
     ``free_requested`` is the FREE: the job lets go of the block then. If the allocator could reuse
     it only after other events (``free_completed``), a MARK "free completed" says when.
 
     Raises TraceError, which names the device and the event's index there.
     """
-    history = snapshot["device_traces"]
-    segments = _by_device(snapshot["segments"], "segment")
-    annotations = _by_device(snapshot["external_annotations"], "annotation")
-    devices = max([len(history), *(device + 1 for device in segments)])
-    if devices > MOST_DEVICES:
-        what = "a segment is of" if len(history) < devices else "there is a trace of"
-        raise TraceError(f"{what} device {devices - 1}; allowed: up to {MOST_DEVICES - 1}")
-    found = [
-        _Device(device, segments.get(device, []), history[device] if device < len(history) else [])
-        for device in range(devices)
-    ]
-    for device in found:
+    if isinstance(snapshot, list):  # torch.cuda.memory_snapshot(): no history
+        snapshot = {"segments": snapshot}
+    try:
+        found = msgspec.convert(snapshot, _Snapshot)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"no memory snapshot of PyTorch: {error}") from None
+    count = max([len(found.device_traces), *(segment.device + 1 for segment in found.segments)])
+    devices = [_Device(number) for number in range(count)]
+    for segment in found.segments:
+        devices[segment.device].segments.append(segment)
+    for device, events in zip(devices, found.device_traces, strict=False):
+        device.events = events
+    for device in devices:
         device.run()
-    rows = [device.rows for device in found]
-    # As far as the history goes back.
-    is_ours = KEY in snapshot
-    read = _our_annotations if is_ours else _annotations
-    rows += [read(annotations.get(device.device, []), device) for device in found]
+    marks: list[list[Row]] = [[] for _ in devices]
+    for annotation in found.external_annotations:
+        if annotation.device < count:
+            marks[annotation.device] += devices[annotation.device].marks_of(annotation)
+    rows = [device.rows for device in devices]
+    rows += [sorted(of_device, key=lambda row: row.time_us) for of_device in marks]
     meta: dict[str, Any] = {
         "source": "torch",
         "time_unit": "ns",
-        "allocator_settings": snapshot["allocator_settings"],
-        "begins_with": sum(device.blocks_at_begin for device in found),
-        "begins_with_segments": sum(device.segments_at_begin for device in found),
-        BEGINS_WITH_EVENTS: [device.blocks_at_begin + device.segments_at_begin for device in found],
+        "allocator_settings": found.allocator_settings,
+        "begins_with": sum(device.blocks_at_begin for device in devices),
+        "begins_with_segments": sum(device.segments_at_begin for device in devices),
+        BEGINS_WITH_EVENTS: [
+            device.blocks_at_begin + device.segments_at_begin for device in devices
+        ],
     }
-    ours = snapshot.get(KEY)
-    if isinstance(ours, dict) and isinstance(ours.get("meta"), dict):
-        meta = {**meta, **ours["meta"]}
-    unknown = [text for device in found for text in device.unknown]
+    unknown = [text for device in devices for text in device.unknown]
     if unknown:
         meta["unknown"] = unknown[:_MOST_UNKNOWN]
-    # Ours count from the first event on; where no times were recorded, all are 0.
-    times = [row.time_us for part in rows for row in part if row.time_us]
-    trace = _merge(rows, meta, 0 if is_ours else min(times, default=0))
+    trace = _merge(rows, meta, min((row.time_us for part in rows for row in part), default=0))
     trace.validate()
     return trace
 
@@ -208,101 +252,26 @@ def _merge(rows: list[list[Row]], meta: dict[str, Any], begin: int) -> Trace:
     return trace
 
 
-def _by_device(parts: list[Any], what: str) -> dict[int, list[tuple[str, Any]]]:
-    """The parts of each device, in order, with their names for messages."""
-    found: dict[int, list[tuple[str, Any]]] = {}
-    for index, part in enumerate(parts):
-        at = f"{what} {index}"
-        found.setdefault(_number(part, "device", at), []).append((at, part))
-    return found
-
-
-def _annotations(annotations: list[tuple[str, Any]], device: _Device) -> list[Row]:
-    begin = device.rows[0].time_us if device.rows else 0
-    rows = []
-    for at, one in annotations:
-        time = _number(one, "time_us", at)
-        if time < begin:
-            continue
-        name, stage = text_of(one, "name"), text_of(one, "stage")
-        if name.startswith(STEP_ANNOTATION):
-            if stage == "END":
-                rows.append(Row(time, Kind.STEP, name=name))
-        else:
-            rows.append(Row(time, Kind.MARK, name=f"{stage} {name}"))
-    rows.sort(key=lambda row: row.time_us)
-    return rows
-
-
-def _our_annotations(annotations: list[tuple[str, Any]], device: _Device) -> list[Row]:
-    rows = []
-    for at, one in annotations:
-        time = _number(one, "time_us", at)
-        kind, _, rest = text_of(one, "name").partition(" ")
-        size, _, name = rest.partition(" ")
-        if one.get("stage") != "START":
-            continue
-        # 20 digits: of 64 bits.
-        is_size = size.isascii() and size.isdecimal() and len(size) <= 20
-        if kind not in Kind.__members__ or not is_size or int(size) >= 2**64:
-            raise TraceError(f"{at}: {shown(one.get('name'))} is none that dtr_alloc writes")
-        rows.append(Row(time, Kind[kind], 0, int(size), name=name))
-    return rows
-
-
-def _number(of: Any, key: str, at: str) -> int:
-    value = of.get(key) if isinstance(of, dict) else None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**64:
-        raise TraceError(f"{at}: {key!r} is {shown(value)}; allowed: a number of 64 bits")
-    return value
-
-
-def _stretch(of: Any, address: str, size: str, at: str) -> tuple[int, int]:
-    begin = _number(of, address, at)
-    end = begin + _number(of, size, at)
-    if end >= 2**64:
-        raise TraceError(f"{at}: {end - begin} bytes at {begin:#x}; allowed: addresses of 64 bits")
-    return begin, end
-
-
 class _Device:
     """One device's part of a snapshot."""
 
-    def __init__(self, device: int, segments: list[tuple[str, Any]], events: Any) -> None:
+    def __init__(self, device: int) -> None:
         self.device = device
-        self.segments = segments
-        if not isinstance(events, list):
-            raise TraceError(f"the trace of device {device} is no list")
-        self.events = events
+        self.segments: list[_Segment] = []
+        self.events: Sequence[_Event] = ()
         self.rows: list[Row] = []
-        self.names = torch_frames.Names()
+        self.names = _Names()
         self.unknown: list[str] = []
         self.blocks_at_begin = self.segments_at_begin = 0
 
-    def at(self, index: int) -> str:
-        return f"device {self.device}, event {index}"
-
-    def time_us(self, index: int) -> int:
-        event = self.events[index]
-        return _number(event, "time_us", self.at(index)) if "time_us" in event else 0
-
     def run(self) -> None:
-        actions = []
-        for index, event in enumerate(self.events):
-            action = event.get("action") if isinstance(event, dict) else None
-            if not isinstance(action, str) or action not in ACTIONS:
-                raise TraceError(
-                    f"{self.at(index)}: the action is {shown(action)}; "
-                    f"allowed: {', '.join(ACTIONS)}"
-                )
-            actions.append(action)
-        begin = self.time_us(0) if self.events else 0
-        ranges, whole = self.segments_before(actions)
+        begin = self.events[0].time_us if self.events else 0
+        ranges, whole = self.segments_before()
         for first, end in [*ranges, *whole]:
             self.rows.append(Row(begin, Kind.SEGMENT_ALLOCATE, first, end - first))
         self.rows.sort(key=lambda row: row.address)
         self.segments_at_begin = len(self.rows)
-        before = self.blocks_before(actions)
+        before = self.blocks_before()
         self.rows += [row._replace(time_us=begin) for row in before]
         self.blocks_at_begin = len(before)
         if not self.events and self.segments:
@@ -312,37 +281,33 @@ class _Device:
                 f"device {self.device}: when and in which order what was there when the history "
                 "begins was allocated"
             )
-        self.follow(actions)
+        self.follow()
 
-    def segments_before(self, actions: list[str]) -> tuple[Ranges, list[tuple[int, int]]]:
+    def segments_before(self) -> tuple[Ranges, list[tuple[int, int]]]:
         """The ranges of expandable segments, and the other segments, when the history begins."""
         ranges = Ranges()
         whole: dict[int, int] = {}
-        for at, segment in self.segments:
-            begin, end = _stretch(segment, "address", "total_size", at)
-            if segment.get("is_expandable"):
-                ranges.add(begin, end)
+        for segment in self.segments:
+            if segment.is_expandable:
+                ranges.add(segment.address, segment.end)
                 self.check(ranges)
             else:
-                whole[begin] = end
-        for index in range(len(actions) - 1, -1, -1):
-            action, event = actions[index], self.events[index]
-            if action not in _SEGMENTS:
-                continue
-            begin, end = _stretch(event, "addr", "size", self.at(index))
-            if action == "segment_alloc":
+                whole[segment.address] = segment.end
+        for index, event in reversed(list(enumerate(self.events))):
+            begin, end = event.addr, event.addr + event.size
+            if event.action == "segment_alloc":
                 if whole.pop(begin, None) is None:
                     raise TraceError(
-                        f"{self.at(index)}: the segment at {begin:#x} is neither freed later nor "
-                        "there at the end"
+                        f"device {self.device}, event {index}: the segment at {begin:#x} is "
+                        "neither freed later nor there at the end"
                     )
-            elif action == "segment_free":
+            elif event.action == "segment_free":
                 whole[begin] = end
-            elif action == "segment_map":
+            elif event.action == "segment_map":
                 ranges.remove(begin, end)
-            else:
+            elif event.action == "segment_unmap":
                 ranges.add(begin, end)
-            self.check(ranges)
+                self.check(ranges)
         return ranges, sorted(whole.items())
 
     def check(self, ranges: Ranges) -> None:
@@ -353,77 +318,98 @@ class _Device:
                 f"{_MOST_RANGES} pieces, the most that are read"
             )
 
-    def blocks_before(self, actions: list[str]) -> list[Row]:
+    def blocks_before(self) -> list[Row]:
         """The blocks that were in use when the history begins, by address."""
         found: dict[int, Row] = {}
         seen: set[int] = set()
-        for index, (action, event) in enumerate(zip(actions, self.events, strict=True)):
-            if action not in ("alloc", "free_requested", "free_completed"):
+        for event in self.events:
+            address = event.addr
+            if event.action not in ("alloc", "free_requested", "free_completed"):
                 continue
-            address = _number(event, "addr", self.at(index))
-            if action == "free_requested" and address not in seen:
-                size = _number(event, "size", self.at(index))
-                stream = _number(event, "stream", self.at(index))
-                found[address] = Row(0, Kind.ALLOCATE, address, size, stream)
-            elif action == "free_completed" and address not in seen:
+            if event.action == "free_requested" and address not in seen:
+                found[address] = Row(0, Kind.ALLOCATE, address, event.size, event.stream)
+            elif event.action == "free_completed" and address not in seen:
                 self.unknown.append(
                     f"device {self.device}: when the block at {address:#x} was freed that others "
                     "still used when the history begins"
                 )
             seen.add(address)
-        for of, segment in self.segments:
-            stream = _number(segment, "stream", of)
-            for address, block in _blocks(segment, of):
-                if block.get("state") == "active_allocated" and address not in seen:
-                    key = "requested_size" if "requested_size" in block else "size"
-                    size = _number(block, key, f"the block at {address:#x}")
-                    name = self.names.of(block)
-                    found[address] = Row(0, Kind.ALLOCATE, address, size, stream, name)
+        for segment in self.segments:
+            for address, block in segment.placed():
+                if block.state == "active_allocated" and address not in seen:
+                    size = block.size if block.requested_size is None else block.requested_size
+                    name = self.names.of(block.frames)
+                    found[address] = Row(0, Kind.ALLOCATE, address, size, segment.stream, name)
         return [found[address] for address in sorted(found)]
 
-    def follow(self, actions: list[str]) -> None:
+    def follow(self) -> None:
         """Appends the events as rows."""
-        rows = self.rows
-        for index, (action, event) in enumerate(zip(actions, self.events, strict=True)):
-            at = self.at(index)
-            time = self.time_us(index)
-            if action in ("snapshot", "workspace_snapshot", "user_defined"):
-                rows.append(Row(time, Kind.MARK, name=action))
-                continue
-            size, stream = _number(event, "size", at), _number(event, "stream", at)
-            if action == "oom":
-                rows.append(Row(time, Kind.OUT_OF_MEMORY, 0, size, stream, self.names.of(event)))
-                continue
-            address = _number(event, "addr", at)
-            if action in _SEGMENTS:
-                rows.append(Row(time, _SEGMENTS[action], address, size, stream))
-            elif action == "free_completed":
-                before = self.events[index - 1] if index else event
-                if before["action"] != "free_requested" or before["addr"] != address:
-                    rows.append(Row(time, Kind.MARK, address, size, stream, "free completed"))
+        before: _Event | None = None
+        for event in self.events:
+            time, place = event.time_us, (event.addr, event.size, event.stream)
+            if event.action in _SEGMENTS:
+                self.rows.append(Row(time, _SEGMENTS[event.action], *place))
+            elif event.action == "free_completed":
+                if before is None or (before.action, before.addr) != ("free_requested", event.addr):
+                    self.rows.append(Row(time, Kind.MARK, *place, "free completed"))
+            elif event.action in ("alloc", "free_requested"):
+                kind = Kind.ALLOCATE if event.action == "alloc" else Kind.FREE
+                self.rows.append(Row(time, kind, *place, self.names.of(event.frames)))
+            elif event.action == "oom":
+                name = self.names.of(event.frames)
+                self.rows.append(Row(time, Kind.OUT_OF_MEMORY, 0, *place[1:], name))
             else:
-                kind = Kind.ALLOCATE if action == "alloc" else Kind.FREE
-                row = Row(time, kind, address, size, stream, self.names.of(event))
-                marks = [
-                    row._replace(kind=of, address=where)
-                    for of, where in torch_frames.marks(event, kind, address)
-                ]
-                # An allocation comes before its marks, a free after.
-                rows += [row, *marks] if kind == Kind.ALLOCATE else [*marks, row]
+                self.rows.append(Row(time, Kind.MARK, name=event.action))
+            before = event
+
+    def marks_of(self, annotation: _Annotation) -> Iterator[Row]:
+        """The rows of an annotation, as far as the history goes back."""
+        time, name, stage = annotation.time_us, _text(annotation.name), _text(annotation.stage)
+        if self.rows and time < self.rows[0].time_us:
+            return
+        if not name.startswith(STEP_ANNOTATION):
+            yield Row(time, Kind.MARK, name=f"{stage} {name}")
+        elif stage == "END":
+            yield Row(time, Kind.STEP, name=name)
 
 
-def _blocks(segment: dict[str, Any], of: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The blocks of a segment with their addresses (older snapshots have sizes only)."""
-    blocks = segment.get("blocks")
-    if not isinstance(blocks, list):
-        raise TraceError(f"{of} has no list 'blocks'")
-    address = segment["address"]
-    for index, block in enumerate(blocks):
-        at = f"block {index} of the segment at {segment['address']:#x}"
-        size = _number(block, "size", at)
-        if block.get("address", address) != address:
-            raise TraceError(f"{at}: it does not begin where the one before ends")
-        yield address, block
-        address += size
-    if blocks and address != segment["address"] + segment["total_size"]:
-        raise TraceError(f"the blocks of the segment at {segment['address']:#x} do not fill it")
+class _Names:
+    """Short names of stacks: the innermost function outside of PyTorch, with its file and line; in
+    a stack of PyTorch alone, the innermost; ``""`` without a stack."""
+
+    def __init__(self) -> None:
+        self._of_stack: dict[int, str] = {}  # a snapshot keeps one list for all that share it
+
+    def of(self, stack: Any) -> str:
+        if not isinstance(stack, list) or not stack:
+            return ""
+        if id(stack) not in self._of_stack:
+            self._of_stack[id(stack)] = _name(stack)
+        return self._of_stack[id(stack)]
+
+
+def _name(stack: list[Any]) -> str:
+    frames = [
+        (_text(frame.get("name")), _text(frame.get("filename")), frame.get("line"))
+        for frame in stack
+        if isinstance(frame, dict)
+    ]
+    python = [frame for frame in frames if frame[1].endswith(".py")]
+    chosen = next(
+        (frame for frame in python if not _TORCH.search(frame[1])),
+        next(iter(python or frames), None),
+    )
+    if chosen is None:
+        return ""
+    name, file, line = chosen
+    file = file.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{name} ({file}:{shown(line) if isinstance(line, int) else 0})"
+
+
+def _text(value: Any) -> str:
+    """The first _MOST_TEXT characters of a text, with "?" for characters that no file can hold; ""
+    for any other value. Without the cut, a text that a million frames share would be copied a
+    million times."""
+    if not isinstance(value, str):
+        return ""
+    return value[:_MOST_TEXT].encode(errors="replace").decode()

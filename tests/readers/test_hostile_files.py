@@ -117,8 +117,8 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("json", DEEP.encode(), "recursion"),
     ("json", b'{"segments": [', "truncated"),
     ("json", b'{"segments": [{"device": ' + DIGITS.encode() + b"}]}", "Integer value out"),
-    ("snapshot", b'{"segments": 3}', "a JSON of a dict without a list 'segments'"),
-    ("snapshot", b"[[[]]]", "segment 0: 'device' is None"),
+    ("snapshot", b'{"segments": 3}', "Expected `array`, got `int` - at `$.segments`"),
+    ("snapshot", b"[[[]]]", "Expected `object`, got `array` - at `$.segments[0]`"),
     ("json", b"[\xff]", "invalid"),
     ("gzip", gzip.compress(RMM)[:-9], "it cannot be unpacked"),
     ("gzip", gzip.compress(b"\x80\x04" + bytes(1 << 20))[:600], "it cannot be unpacked"),
@@ -169,31 +169,27 @@ def with_event(**parts):
 def pieces(count):
     """Expandable segments of one device."""
     return [
-        {"device": 0, "address": 8 * at, "total_size": 1, "is_expandable": True}
+        {"device": 0, "address": 8 * at, "total_size": 1, "is_expandable": True, "stream": 0}
+        | {"blocks": []}
         for at in range(count)
     ]
 
 
 SNAPSHOTS = [
     (snapshot(allocator_settings={"x": laughs()}), "the meta is not what JSON can hold"),
-    (snapshot(dtr_alloc={"meta": {"x": laughs()}}), "the meta is not what JSON can hold"),
-    (snapshot(segments=[{"device": laughs()}]), "segment 0: 'device' is [[a list, "),
-    (snapshot(segments=laughs()), "segment 0: 'device' is None"),
-    (with_event(action=laughs()), "event 1: the action is [[a list, "),
-    (with_event(time_us=laughs()), "event 1: 'time_us' is [[a list, "),
-    (with_event(size=laughs()), "event 1: 'size' is [[a list, "),
-    (
-        snapshot(device_traces=[[{"action": "snapshot", "time_us": laughs()}]]),
-        "event 0: 'time_us' is [[a list, ",
-    ),
-    (snapshot(external_annotations=laughs()), "annotation 0: 'device' is None"),
-    ([laughs()], "segment 0: 'device' is None"),
-    (laughs(), "segment 0: 'device' is None"),
-    (snapshot(segments=[{"device": 65535}] * 2000), "of device 65535; allowed: up to 255"),
-    (snapshot(device_traces=[[]] * 300), "a trace of device 299; allowed: up to 255"),
+    (snapshot(segments=[{"device": laughs()}]), "got `array` - at `$.segments[0].device`"),
+    (snapshot(segments=laughs()), "got `array` - at `$.segments[0]`"),
+    (with_event(action=laughs()), "got `array` - at `$.device_traces[0][1].action`"),
+    (with_event(time_us=laughs()), "got `array` - at `$.device_traces[0][1].time_us`"),
+    (with_event(size=laughs()), "got `array` - at `$.device_traces[0][1].size`"),
+    (snapshot(external_annotations=laughs()), "got `array` - at `$.external_annotations[0]`"),
+    ([laughs()], "got `array` - at `$.segments[0]`"),
+    (laughs(), "got `array` - at `$.segments[0]`"),
+    (snapshot(segments=[{"device": 65535}] * 2000), "`int` <= 255 - at `$.segments[0].device`"),
+    (snapshot(device_traces=[[]] * 300), "length <= 256 - at `$.device_traces`"),
     (with_event(time_us=2**64 - 1), ""),
     (with_event(size=10**5000), "a number of 2077 bytes"),
-    (with_event(action="segment_map", addr=2**63, size=2**63), "addresses of 64 bits"),
+    (with_event(action="segment_map", addr=2**63, size=2**63), "at `$.device_traces[0][1].addr`"),
     (snapshot(segments=pieces(70_000)), "in more than 65536 pieces"),
 ]
 REFUSED += [("shared", pickle.dumps(found), reason) for found, reason in SNAPSHOTS]
