@@ -71,7 +71,8 @@ def test_no_addresses_are_left():
 @without_sanitizer
 @pytest.mark.parametrize("access", ["read(block, 8)", "fill(block, 8, 1)"])
 def test_who_uses_freed_memory_ends_with_a_line_that_says_so(access: str):
-    done = python_with_pools(f"""
+    done = python_with_pools(
+        f"""
         from native_pool import *
         pool = NativePool("guarded")
         block = pool.allocate(100)
@@ -80,8 +81,9 @@ def test_who_uses_freed_memory_ends_with_a_line_that_says_so(access: str):
         pool.free(block)
         {access}
         print("behind")
-    """)
-    assert done.returncode == -11
+    """,
+        status=-11,
+    )
     assert done.stdout == "before\n"
     assert "dtr_alloc: memory was used by a pointer" in done.stderr
     assert 'File "<string>", line 8' in done.stderr
@@ -89,12 +91,14 @@ def test_who_uses_freed_memory_ends_with_a_line_that_says_so(access: str):
 
 @without_sanitizer
 def test_other_faults_are_not_called_ours():
-    done = python_with_pools("""
+    done = python_with_pools(
+        """
         from native_pool import *
         with NativePool("guarded") as pool:
             pool.free(pool.allocate(100))
         read(4096, 8)
-    """)
-    assert done.returncode == -11
+    """,
+        status=-11,
+    )
     assert "Segmentation fault" in done.stderr
     assert "dtr_alloc" not in done.stderr

@@ -6,12 +6,11 @@ The numbers mean nothing: this is for nobody to spend a GPU's time on a mistake 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import python
 
 pytest.importorskip("torch", reason="torch is not installed here")
 
@@ -37,10 +36,7 @@ ROWS = {
 def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with what all parts say, in one run."""
     out = tmp_path_factory.mktemp("gpu")
-    command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(out)]
-    command += ["--seconds", "86400"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    python("-m", "bench.gpu", "--dry-run", "--out", out, "--seconds", "86400", cwd=ROOT)
     return out
 
 
@@ -62,18 +58,13 @@ def test_without_a_device_it_says_so_and_measures_nothing(tmp_path: Path) -> Non
     code = "import torch; torch.cuda.is_available = lambda: False\n"
     code += f"import sys; sys.argv = ['bench.gpu', '--out', {str(out)!r}]\n"
     code += "from bench.gpu.__main__ import main; main()"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "no CUDA device" in done.stderr
+    assert "no CUDA device" in python("-c", code, cwd=ROOT, status=2).stderr
     assert not out.exists()
 
 
 def test_a_part_that_runs_out_of_time_keeps_its_rows(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "bench.gpu", "--dry-run", "--out", str(tmp_path)]
-    command += ["--part", "step_time", "--seconds", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 1
+    options = ("--dry-run", "--out", tmp_path, "--part", "step_time", "--seconds", "0")
+    python("-m", "bench.gpu", *options, cwd=ROOT, status=1)
     found = json.loads((tmp_path / "gpu_step_time.json").read_text())["parts"]["step_time"]
     assert found["status"] == "not started"
     assert found["error"] == "no time was left"

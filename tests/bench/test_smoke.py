@@ -6,14 +6,13 @@ The studies are in tests/studies.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 import torch
+from commands import python
 
 import dtr_alloc
 from bench.frameworks.report import cells, kept
@@ -29,9 +28,7 @@ ENVIRONMENT = {"dtr_alloc", "torch", "python", "platform", "device", "threads", 
 
 def run(module: str, *options: str) -> dict[str, Any]:
     """The JSON document that ``python -m module --smoke --json -`` prints."""
-    command = [sys.executable, "-m", module, "--smoke", "--json", "-", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = python("-m", module, "--smoke", "--json", "-", *options, cwd=ROOT)
     return json.loads(done.stdout)
 
 
@@ -163,10 +160,8 @@ def test_foreign() -> None:
 
 
 def test_a_foreign_job_whose_checkout_is_not_named_is_skipped_with_the_reason() -> None:
-    command = [sys.executable, "-m", "bench.foreign", "--job", "tts_angular", "--json", "-"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    document = json.loads(done.stdout)
+    options = ("--job", "tts_angular", "--json", "-")
+    document = json.loads(python("-m", "bench.foreign", *options, cwd=ROOT).stdout)
     assert document["cells"] == []
     assert "--checkout torchbench=PATH" in document["jobs"][0]["skipped"]
 
@@ -182,9 +177,7 @@ def test_a_foreign_job_whose_checkout_is_not_named_is_skipped_with_the_reason() 
     ],
 )
 def test_what_bench_foreign_cannot_use_is_named(options: tuple[str, str], reason: str) -> None:
-    command = [sys.executable, "-m", "bench.foreign", *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 2
+    done = python("-m", "bench.foreign", *options, cwd=ROOT, status=2)
     assert reason in " ".join(done.stderr.split())
 
 

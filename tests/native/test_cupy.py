@@ -361,6 +361,6 @@ class TestBesideTorch:
 
 def test_without_cupy_it_says_so():
     code = "import sys; sys.modules['cupy'] = None; import dtr_alloc.cupy as c; c.enable('1GiB')"
-    result = python("-c", code)
+    result = python("-c", code, status=1)
     assert "ModuleNotFoundError" in result.stderr
     assert "import of cupy halted" in result.stderr

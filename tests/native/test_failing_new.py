@@ -14,9 +14,8 @@ from commands import python
 
 
 def run_jobs(*arguments):
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    done = python(Path(__file__).with_name("failing_new.py"), *arguments, environ=paths, check=True)
-    return json.loads(done.stdout)
+    script = Path(__file__).with_name("failing_new.py")
+    return json.loads(python(script, *arguments, PYTHONPATH=os.pathsep.join(sys.path)).stdout)
 
 
 @pytest.mark.parametrize("step", [100, pytest.param(3, marks=pytest.mark.long)])

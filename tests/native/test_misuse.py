@@ -29,9 +29,9 @@ def run(tmp_path, *arguments):
     log = tmp_path / "calls"
     script = ROOT / "tests/native/misuse.py"
     paths = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
-    options = {"environ": {"PYTHONPATH": paths}, "timeout": HANG}
+    line = ("-X", "faulthandler", script, log, *arguments)
     try:
-        done = python("-X", "faulthandler", script, log, *arguments, **options)
+        done = python(*line, status=None, timeout=HANG, PYTHONPATH=paths)
         why = f"exit status {done.returncode}\n{done.stderr[-3000:]}"
     except subprocess.TimeoutExpired:
         why = f"a call has not returned for {HANG} s"

@@ -20,8 +20,7 @@ FEW = 4  # Deferred keeps so many blocks without allocating
 )
 def test_a_search_allocates_nothing(counted_new, heuristic, room):
     script = Path(__file__).with_name("count_allocations.py")
-    paths = {"PYTHONPATH": str(ROOT)}
-    done = python(script, counted_new, heuristic, room, environ=paths, check=True)
+    done = python(script, counted_new, heuristic, room, PYTHONPATH=str(ROOT))
     seen = json.loads(done.stdout)
     (unsearched,) = {news for searches, _, _, news in seen if not searches}
     assert unsearched > 0  # the tensor itself

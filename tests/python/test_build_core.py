@@ -13,7 +13,7 @@ PRINT = "from native import build_core; print(*build_core.compile_args(), *build
 
 def flags(compiler: Path) -> tuple[list[str], str]:
     """Of the compiler and the linker, and what was said on standard error."""
-    done = python("-c", PRINT, environ={"CXX": str(compiler)}, cwd=ROOT, check=True)
+    done = python("-c", PRINT, CXX=str(compiler), cwd=ROOT)
     return done.stdout.split(), done.stderr
 
 

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="the core is not built here", exc_type=ImportError)
 
-from commands import invoke, python
+from commands import command, invoke
 
 from dtr_alloc.cli import commands
 from dtr_alloc.oplog import Alias, Call, Constant, Memory, Release, Writer
@@ -16,11 +16,6 @@ from dtr_alloc.oplog import Alias, Call, Constant, Memory, Release, Writer
 DATA = Path(__file__).parents[1] / "data/simrd/synthetic_logs"
 FUZZ_A = str(DATA / "fuzz_a.log.xz")
 UNET = str(DATA / "unet_skip.log.xz")
-
-
-def command(*arguments, cwd=None):
-    """In a process of its own."""
-    return python("-m", "dtr_alloc.cli", "simulate", *arguments, cwd=cwd)
 
 
 def simulate(*arguments):
@@ -35,8 +30,9 @@ def rows(text):
 
 
 def test_json_on_stdout_stands_alone():
-    done = command(FUZZ_A, UNET, "--json", "-", "--budget", "0.5,0.9", "--heuristic", "msps,lru")
-    assert done.returncode == 0
+    done = command(
+        "simulate", FUZZ_A, UNET, "--json", "-", "--budget", "0.5,0.9", "--heuristic", "msps,lru"
+    )
     found = rows(done.stdout)
     assert len(found) == 2 * 2 * 2
     assert [row["log"] for row in found] == [FUZZ_A] * 4 + [UNET] * 4
@@ -45,8 +41,8 @@ def test_json_on_stdout_stands_alone():
 
 def test_a_table_is_on_stdout_otherwise_and_the_file_has_the_rows(tmp_path):
     file = tmp_path / "rows.jsonl"
-    done = command(UNET, "--budget", "0.6", "--json", file)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = command("simulate", UNET, "--budget", "0.6", "--json", file)
+    assert done.stderr == ""
     (row,) = rows(file.read_text())
     assert row["status"] == "ok"
     assert f"{row['total_compute'] / row['base_compute']:.3f}x" in done.stdout
@@ -143,8 +139,8 @@ def test_wrong_usage_is_named(arguments, message):
 
 
 def test_a_log_is_needed():
-    assert command().returncode == 2
-    assert command(FUZZ_A, "--jobs", "0").returncode == 2
+    command("simulate", status=2)
+    command("simulate", FUZZ_A, "--jobs", "0", status=2)
     done = simulate("there is none.log")
     assert done.returncode == 2
     assert "there is no log 'there is none.log'" in done.stderr
@@ -175,8 +171,7 @@ def test_a_damaged_log_is_named_with_its_line_and_nothing_is_written(
     else:
         path.write_bytes(content)
     out, plot = tmp_path / "rows.jsonl", tmp_path / "plot.png"
-    done = command(FUZZ_A, path, "--json", out, "--plot", plot)
-    assert done.returncode == 2
+    done = command("simulate", FUZZ_A, path, "--json", out, "--plot", plot, status=2)
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
     assert str(path) in line

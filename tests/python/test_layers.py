@@ -7,8 +7,6 @@ import ast
 import functools
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -257,10 +255,7 @@ def test_no_more_modules_are_loaded_than_it_takes(tmp_path, command, own, others
     show = "import sys; print(*sys.modules)"
     (tmp_path / "job.py").write_text(show)
     command = [part.replace("show()", show).replace("SCRIPT", "job.py") for part in command]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    shown = subprocess.check_output(
-        [sys.executable, *command], cwd=tmp_path, env=environ, text=True
-    ).split()
+    shown = python(*command, cwd=tmp_path, PYTHONPATH=str(ROOT)).stdout.split()
     assert {name for name in shown if name.partition(".")[0] == "dtr_alloc"} == own
     heavy = {
         *("click", "rich", "msgspec", "cffi", "psutil", "torch", "numpy", "matplotlib"),

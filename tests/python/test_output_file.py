@@ -247,8 +247,7 @@ try:
 except OSError as error:
     print(error.strerror)
 """
-        result = python("-c", code)
-        assert result.stdout == "File too large\n", result.stderr
+        assert python("-c", code).stdout == "File too large\n"
         assert 500 < path.stat().st_size <= 1000
         found = oplog.compile_log(path)
         assert found.names == [str(number) for number in range(len(found.names))]

@@ -210,9 +210,8 @@ at_exit.write_at_exit(config.load_config(), lambda: ({"evictions": 5}, None))
     ],
 )
 def test_stats_are_written_at_the_end_however_it_comes(tmp_path, ending, status):
-    environ = {"DTR_ALLOC_STATS": "stats-{pid}.json", "DTR_ALLOC_REPORT": "1"}
-    result = python("-c", JOB + ending, environ=environ, cwd=tmp_path)
-    assert result.returncode == status, result.stderr
+    settings = {"stats": "stats-{pid}.json", "report": "1"}
+    result = python("-c", JOB + ending, cwd=tmp_path, status=status, **settings)
     (path,) = tmp_path.glob("stats-*.json")
     assert json.loads(path.read_text())["evictions"] == 5
     assert result.stderr.count("dtr_alloc: budget unlimited") == 1

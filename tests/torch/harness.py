@@ -4,7 +4,6 @@ processes of its own."""
 import gc
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from commands import command, environment, python
 from torch import Tensor
 
 import dtr_alloc
 from bench.models import differences
+
+__all__ = ["command", "environment", "python"]
 
 MIB = 2**20
 ROOT = Path(__file__).parents[2]
@@ -56,35 +58,6 @@ def fix_costs(path: Path) -> None:
     for entry in costs["entries"]:
         entry["cost_ns"] = 10_000 + int(entry["signature"], 16) % 90_000
     path.write_text(json.dumps(costs))
-
-
-def environment(**settings: str) -> dict[str, str]:
-    """This process's variables, for CPU tensors and one thread, with these settings of dtr_alloc
-    and no others: `budget` is DTR_ALLOC_BUDGET. A name in capitals is the variable's own."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name in ("DTR_ALLOC_BUILD", "DTR_ALLOC_CACHE") or not name.startswith("DTR_ALLOC_")
-    }
-    given = {n if n.isupper() else f"DTR_ALLOC_{n.upper()}": v for n, v in settings.items()}
-    return {**kept, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **given}
-
-
-def python(
-    *arguments: object, cwd: Path | None = None, status: int | None = 0, **settings: str
-) -> subprocess.CompletedProcess[str]:
-    """Runs python in a process of its own, which must end with the status (None: with any)."""
-    line = [sys.executable, *map(str, arguments)]
-    done = subprocess.run(
-        line, env=environment(**settings), cwd=cwd, capture_output=True, text=True, check=False
-    )
-    assert status in (None, done.returncode), done.stdout + done.stderr
-    return done
-
-
-def command(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """As python(), of ``dtr-alloc``."""
-    return python("-m", "dtr_alloc.cli", *arguments, **options)
 
 
 def call(job: str | Callable[..., Any], *arguments: object, **options: Any) -> Any:
