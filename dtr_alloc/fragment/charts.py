@@ -1,4 +1,4 @@
-"""Pictures that compare heaps: live and reserved bytes over time, holes by size, and the memory
+"""Pictures that compare heaps: live and reserved bytes over events, holes by size, and the memory
 that models need. matplotlib is imported when one is drawn."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtr_alloc.config import format_size
 from dtr_alloc.fragment.measures import Measures, size_unit
-from dtr_alloc.fragment.pictures import FAILED, Clock, wrapped
+from dtr_alloc.fragment.pictures import FAILED, wrapped
 from dtr_alloc.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -24,20 +24,17 @@ CUT_OFF = 2.5
 numbers."""
 
 
-def live_picture(
-    trace: Trace, rows: Sequence[tuple[Any, Measures]], *, by_event: bool = False
-) -> Figure:
-    """Live and reserved bytes over time, and the lost bytes between them: a panel for each series
+def live_picture(trace: Trace, rows: Sequence[tuple[Any, Measures]]) -> Figure:
+    """Live and reserved bytes over events, and the lost bytes between them: a panel for each series
     (with the columns of walk.Series) and its measures."""
-    clock = Clock.of(trace, by_event)
     unit, name = size_unit(max(measures.peak_reserved_bytes for _, measures in rows))
     figure, panels = _panels(len(rows), (10, 4.2), (6.2, 2.6))
     for panel, (series, measures) in zip(panels, rows, strict=False):
-        points = thinned(series, clock, max(2, MOST_POINTS // len(rows)))
-        _live(panel, trace, points, measures, clock, unit)
+        points = thinned(series, max(2, MOST_POINTS // len(rows)))
+        _live(panel, points, measures, min(measures.worst_event, len(trace) - 1), unit)
         panel.set_title(live_title(measures), loc="left", fontsize=12 if len(rows) == 1 else 8.5)
         panel.set_ylabel(name)
-        panel.set_xlabel(clock.label)
+        panel.set_xlabel("event")
     _label_outer(panels[: len(rows)])
     most = max(measures.peak_reserved_bytes for _, measures in rows)
     live = max(measures.peak_live_bytes for _, measures in rows)
@@ -78,9 +75,7 @@ def _label_outer(panels: Sequence[Axes]) -> None:
             axes.set_ylabel("")
 
 
-def _live(
-    axes: Axes, trace: Trace, points: Any, measures: Measures, clock: Clock, unit: float
-) -> None:
+def _live(axes: Axes, points: Any, measures: Measures, worst: int, unit: float) -> None:
     at, live, reserved = points
     live, reserved = live / unit, reserved / unit
     axes.fill_between(at, 0, live, step="post", color=LIVE, alpha=0.35, lw=0, label="live")
@@ -91,7 +86,6 @@ def _live(
     axes.step(at, live, where="post", color=LIVE, lw=0.8)
     if measures.budget_bytes:
         axes.axhline(measures.budget_bytes / unit, color="0.5", ls="--", lw=1, label="budget")
-    worst = clock.at(trace, min(measures.worst_event, len(trace) - 1))
     axes.axvline(worst, color=FAILED, ls=":", lw=1.3, label="worst moment")
     if not measures.completed:
         axes.plot(worst, measures.peak_reserved_bytes / unit, "x", color=FAILED, ms=9, mew=2.5,
@@ -109,13 +103,12 @@ def live_title(measures: Measures) -> str:
     )
 
 
-def thinned(series: Any, clock: Clock, most: int) -> tuple[Any, Any, Any]:
-    """Times, live and reserved bytes; of more rows than twice the most, both ends of each part's
+def thinned(series: Any, most: int) -> tuple[Any, Any, Any]:
+    """Events, live and reserved bytes; of more rows than twice the most, both ends of each part's
     range."""
     import numpy as np
 
-    at = np.asarray(series.event if clock.by_event else series.time_ns, dtype=np.float64)
-    at = at / clock.scale
+    at = np.asarray(series.event, dtype=np.float64)
     live = np.asarray(series.live_bytes, dtype=np.float64)
     reserved = np.asarray(series.reserved_bytes, dtype=np.float64)
     if len(at) <= 2 * most:

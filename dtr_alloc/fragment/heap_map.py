@@ -1,4 +1,4 @@
-"""The map of a heap: time to the right, addresses upwards, a rectangle for each block.
+"""The map of a heap: events to the right, addresses upwards, a rectangle for each block.
 
 Colors show the size of a block or the operator that asked for it; neighbors of one color differ in
 shade. Reserved free memory is light gray, other memory white. A mark at the right edge of a block
@@ -39,14 +39,12 @@ class HeapMap:
     Attributes:
         image: (height, width, 3), colors from 0 to 1; row 0 has the lowest addresses.
         axis: the addresses of its rows.
-        times: of its left and right border, in the unit of the time axis.
         classes: labels and colors for a legend.
         marks: likewise for the marks.
     """
 
     image: Array
     axis: CutAxis
-    times: tuple[float, float]
     classes: list[tuple[str, Any]]
     marks: list[tuple[str, str]]
 
@@ -57,7 +55,6 @@ def heap_map(
     *,
     segments: Sequence[Segment] | None = None,
     color: str = "size",
-    by_event: bool = False,
     shape: tuple[int, int] = (700, 1400),
 ) -> HeapMap:
     """Draws a map.
@@ -67,17 +64,14 @@ def heap_map(
         blocks: the trace's own, or those of a model.
         segments: reserved memory, if not as in the trace.
         color: by ``size`` or by ``operator``.
-        by_event: time is the index of the event instead of nanoseconds.
         shape: height and width in pixels.
     """
-    start, end = _times(trace, blocks, by_event)
     low = np.asarray(blocks.address, dtype=np.uint64)
     high = low + np.asarray(blocks.size_bytes, dtype=np.uint64)
-    span = _span(trace, by_event)
-    held = _segments(trace, segment_events(trace) if segments is None else segments, by_event)
+    held = _segments(trace, segment_events(trace) if segments is None else segments)
     axis = CutAxis(np.concatenate((low, held.low)), np.concatenate((high, held.high)))
-    scale = _scale(axis, span, shape)
-    boxes = scale(start, end, low, high)
+    scale = _scale(axis, len(trace), shape)
+    boxes = scale(np.asarray(blocks.start), np.asarray(blocks.end), low, high)
     colors, classes = _by_operator(trace, blocks) if color == "operator" else _by_size(blocks)
     # Mixed with white in four steps, so that one block can be told from the next.
     white = (np.arange(len(colors)) * 5 % 4 * 0.09)[:, None]
@@ -92,7 +86,7 @@ def heap_map(
         reserved = np.maximum.accumulate(covered, axis=1)
     image = ink + (reserved - covered) * np.array(FREE) + (1 - reserved)
     image, marks = _marked(np.clip(image, 0, 1), blocks, boxes)
-    return HeapMap(image, axis, span, classes, marks)
+    return HeapMap(image, axis, classes, marks)
 
 
 def _marked(image: Array, blocks: Residencies, boxes: Array) -> tuple[Array, list[tuple[str, str]]]:
@@ -146,26 +140,24 @@ def segment_events(trace: Trace) -> list[Segment]:
     ]
 
 
-def _segments(trace: Trace, events: Sequence[Segment], by_event: bool) -> _Segments:
+def _segments(trace: Trace, events: Sequence[Segment]) -> _Segments:
     """Physical memory as rectangles. A part of a segment may be given back alone."""
-    open_: dict[int, tuple[float, int]] = {}  # low -> since, high
-    rows: list[tuple[float, float, int, int]] = []
+    open_: dict[int, tuple[int, int]] = {}  # low -> since, high
+    rows: list[tuple[int, int, int, int]] = []
     for event, low, size, taken in events:
-        now = float(event if by_event else trace.time_ns[event])
         high = low + size
         if taken:
-            open_[low] = (now, high)
+            open_[low] = (event, high)
             continue
-        is_whole = open_.get(low, (0.0, 0))[1] == high
+        is_whole = open_.get(low, (0, 0))[1] == high
         for a in [low] if is_whole else [a for a in open_ if a < high and open_[a][1] > low]:
             since, b = open_.pop(a)
-            rows.append((since, now, max(a, low), min(b, high)))
+            rows.append((since, event, max(a, low), min(b, high)))
             if a < low:
                 open_[a] = (since, low)
             if high < b:
                 open_[high] = (since, b)
-    last = _span(trace, by_event)[1]
-    rows += [(since, last, a, b) for a, (since, b) in open_.items()]
+    rows += [(since, len(trace), a, b) for a, (since, b) in open_.items()]
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 4
     return _Segments(
         *(np.asarray(column, dtype=np.float64) for column in columns[:2]),
@@ -173,34 +165,18 @@ def _segments(trace: Trace, events: Sequence[Segment], by_event: bool) -> _Segme
     )
 
 
-def _span(trace: Trace, by_event: bool) -> tuple[float, float]:
-    if by_event:
-        return 0.0, float(max(1, len(trace)))
-    return 0.0, float(max(1, trace.time_ns[-1]))
-
-
-def _times(trace: Trace, blocks: Residencies, by_event: bool) -> tuple[Array, Array]:
-    start, end = np.asarray(blocks.start), np.asarray(blocks.end)
-    if by_event:
-        return start.astype(np.float64), end.astype(np.float64)
-    times = np.append(np.asarray(trace.time_ns, dtype=np.float64), _span(trace, False)[1])
-    return times[start], times[end]
-
-
 def _scale(
-    axis: CutAxis, span: tuple[float, float], shape: tuple[int, int]
+    axis: CutAxis, events: int, shape: tuple[int, int]
 ) -> Callable[[Array, Array, Array, Array], Array]:
-    """From times and addresses to boxes in pixels."""
+    """From events and addresses to boxes in pixels."""
     height, width = shape
 
     def scale(start: Array, end: Array, low: Array, high: Array) -> Array:
         bottom = axis.place(low)
         top = bottom + (high - low).astype(np.float64)
-        across = width / (span[1] - span[0])
+        across = width / max(1, events)
         up = height / axis.length_bytes
-        return np.column_stack(
-            ((start - span[0]) * across, (end - span[0]) * across, bottom * up, top * up)
-        )
+        return np.column_stack((start * across, end * across, bottom * up, top * up))
 
     return scale
 
@@ -231,9 +207,9 @@ def _by_operator(trace: Trace, blocks: Residencies) -> tuple[Array, list[tuple[s
     from matplotlib.colors import to_rgb
 
     names = np.asarray(blocks.name, dtype=np.int64)
-    start, end = _times(trace, blocks, by_event=True)
+    events = np.asarray(blocks.end) - np.asarray(blocks.start)
     held = np.bincount(
-        names, np.asarray(blocks.size_bytes, dtype=np.float64) * (end - start), len(trace.names)
+        names, np.asarray(blocks.size_bytes, dtype=np.float64) * events, len(trace.names)
     )
     first = [int(name) for name in np.argsort(-held, kind="stable") if held[name]]
     shown = first[: len(OPERATORS)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,36 +35,6 @@ def wrapped(title: str, columns: int) -> str:
     return "\n".join(textwrap.wrap(title, columns))
 
 
-@dataclass(frozen=True)
-class Clock:
-    """The time axis: of a trace's times, or of its events if no time passes.
-
-    Attributes:
-        scale: of the axis' unit, in nanoseconds or events.
-        label: of the axis.
-        by_event: whether it counts events.
-    """
-
-    scale: float
-    label: str
-    by_event: bool
-
-    @staticmethod
-    def of(trace: Trace, by_event: bool = False) -> Clock:
-        """by_event: even if the trace has times."""
-        longest = trace.time_ns[-1] if len(trace) else 0
-        if by_event or not longest:
-            return Clock(1.0, "event", True)
-        for unit, scale in (("s", 1e9), ("ms", 1e6), ("µs", 1e3)):
-            if longest >= 3 * scale:
-                return Clock(scale, f"time, {unit}", False)
-        return Clock(1.0, "time, ns", False)
-
-    def at(self, trace: Trace, event: int) -> float:
-        """The position of an event on the axis."""
-        return event if self.by_event else trace.time_ns[event] / self.scale
-
-
 def map_picture(
     trace: Trace,
     blocks: Residencies,
@@ -73,7 +42,6 @@ def map_picture(
     *,
     segments: Any = None,
     color: str = "size",
-    by_event: bool = False,
 ) -> Figure:
     """The map of a heap (dtr_alloc.fragment.heap_map); below it the evictions, recomputations and
     moves, if there are any."""
@@ -84,21 +52,18 @@ def map_picture(
 
     from dtr_alloc.fragment import heap_map
 
-    clock = Clock.of(trace, by_event)
-    drawn = heap_map.heap_map(
-        trace, blocks, segments=segments, color=color, by_event=clock.by_event
-    )
+    drawn = heap_map.heap_map(trace, blocks, segments=segments, color=color)
     figure = Figure(figsize=(12, 6.4), layout="constrained")
     rows = 2 if drawn.marks else 1
     ratios = (6, 1)[:rows]
     panels = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=ratios).flat
     axes = panels[0]
     unit, name = size_unit(drawn.axis.length_bytes)
-    left, right = (time / clock.scale for time in drawn.times)
+    right = max(1, len(trace))
     top = drawn.axis.length_bytes / unit
     axes.imshow(
         drawn.image,
-        extent=(left, right, 0, top),
+        extent=(0, right, 0, top),
         origin="lower",
         aspect="auto",
         interpolation="antialiased",
@@ -109,36 +74,34 @@ def map_picture(
     cut = " (unused addresses cut out at the lines)" if len(drawn.axis.offsets) > 1 else ""
     axes.set_ylabel(f"address{cut}, {name}")
     axes.set_title(wrapped(title, 104), loc="left")
-    _events(axes, trace, clock)
+    _events(axes, trace)
     handles: list[Any] = [Patch(fc=shade, label=label) for label, shade in drawn.classes]
     handles.append(Patch(fc=heap_map.FREE, label="free, reserved"))
     handles += [Line2D([], [], color=mark, lw=3, label=label) for label, mark in drawn.marks]
     about = "size of a block" if color == "size" else "operator"
     figure.legend(handles=handles, loc="outside right upper", title=about, fontsize=8.5)
     if drawn.marks:
-        _strip(panels[1], trace, blocks, clock, np.linspace(left, right, 201), drawn.marks)
-    panels[rows - 1].set_xlabel(clock.label)
+        _strip(panels[1], blocks, np.linspace(0, right, 201), drawn.marks)
+    panels[rows - 1].set_xlabel("event")
     return figure
 
 
-def _events(axes: Axes, trace: Trace, clock: Clock) -> None:
+def _events(axes: Axes, trace: Trace) -> None:
     """Out-of-memory errors, and where training steps begin."""
     kinds = trace.kind
     steps = [event for event, kind in enumerate(kinds) if kind == Kind.STEP]
     if len(steps) <= 40:
         for event in steps:
-            axes.axvline(clock.at(trace, event), color="0.5", lw=0.7, ls=":")
+            axes.axvline(event, color="0.5", lw=0.7, ls=":")
     failed = [event for event, kind in enumerate(kinds) if kind == Kind.OUT_OF_MEMORY]
     for event in failed[:200]:
-        axes.axvline(clock.at(trace, event), color=FAILED, lw=1.6)
+        axes.axvline(event, color=FAILED, lw=1.6)
     if failed:
-        first = clock.at(trace, failed[0])
-        low, high = axes.get_xlim()
-        on_left = first > (low + high) / 2
+        on_left = failed[0] > len(trace) / 2
         more = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
         axes.annotate(
             f"out of memory: {format_size(trace.size_bytes[failed[0]])} asked for{more}",
-            (first, 0.97),
+            (failed[0], 0.97),
             xycoords=axes.get_xaxis_transform(),
             xytext=(-6 if on_left else 6, 0),
             textcoords="offset points",
@@ -149,14 +112,7 @@ def _events(axes: Axes, trace: Trace, clock: Clock) -> None:
         )
 
 
-def _strip(
-    axes: Axes,
-    trace: Trace,
-    blocks: Residencies,
-    clock: Clock,
-    edges: Any,
-    marks: Sequence[tuple[str, str]],
-) -> None:
+def _strip(axes: Axes, blocks: Residencies, edges: Any, marks: Sequence[tuple[str, str]]) -> None:
     """Bytes evicted, computed again and moved, over time."""
     import numpy as np
 
@@ -174,10 +130,7 @@ def _strip(
     for label, color in reversed(marks):
         (events, how), wanted = of[label]
         chosen = how == wanted
-        times = events[chosen].astype(np.float64)
-        if not clock.by_event:
-            times = np.asarray(trace.time_ns, dtype=np.float64)[events[chosen]] / clock.scale
-        heights.append(np.histogram(times, edges, weights=sizes[chosen])[0])
+        heights.append(np.histogram(events[chosen], edges, weights=sizes[chosen])[0])
         colors.append(color)
     unit, name = size_unit(max(column.max() for column in heights))
     bottom = np.zeros(len(edges) - 1)

@@ -32,8 +32,8 @@ MOST_IN_USE = 8
 JSON_ROWS = 1000
 """The most rows of a series in the JSON."""
 _TITLES = {
-    "map": "The heap over time, by sizes",
-    "operators": "The heap over time, by operators",
+    "map": "The heap, by sizes",
+    "operators": "The heap, by operators",
     "live": "Live and reserved",
     "holes": "Holes at the worst moment",
     "models": "Other allocators",
@@ -257,7 +257,7 @@ def _thinned(series: Any) -> dict[str, list[float]]:
     return {name: [getattr(series, name)[row] for row in sorted(kept)] for name in SERIES}
 
 
-def figures(report: Report, *, by_event: bool, maps: bool) -> dict[str, Any]:
+def figures(report: Report, *, maps: bool) -> dict[str, Any]:
     """The pictures, by name: map, operators (if the trace names some), live, holes; if there are
     models, models, and with maps map-MODEL of each that has addresses."""
     from dtr_alloc.fragment import charts, pictures
@@ -270,17 +270,13 @@ def figures(report: Report, *, by_event: bool, maps: bool) -> dict[str, Any]:
         if row.blocks is not None:
             title = f"{report.label}, {name}: {finding(row)}"
             figures[f"map{suffix}"] = pictures.map_picture(
-                trace, row.blocks, title, segments=row.segments, by_event=by_event
+                trace, row.blocks, title, segments=row.segments
             )
-    figures["live"] = charts.live_picture(
-        trace, [(row.series, row.measures) for row in rows], by_event=by_event
-    )
+    figures["live"] = charts.live_picture(trace, [(row.series, row.measures) for row in rows])
     blocks = rows[0].blocks
     if blocks is not None and len(set(blocks.name)) > 1:
         title = f"{report.label}: {finding(rows[0])}"
-        figures["operators"] = pictures.map_picture(
-            trace, blocks, title, color="operator", by_event=by_event
-        )
+        figures["operators"] = pictures.map_picture(trace, blocks, title, color="operator")
     figures["holes"] = charts.holes_picture(
         [
             (row.measures.name, row.holes, row.request_bytes)
@@ -295,22 +291,20 @@ def figures(report: Report, *, by_event: bool, maps: bool) -> dict[str, Any]:
     return figures
 
 
-def write_pictures(
-    report: Report, folder: Path, stem: str, *, by_event: bool, maps: bool
-) -> list[Path]:
+def write_pictures(report: Report, folder: Path, stem: str, *, maps: bool) -> list[Path]:
     """Draws STEM-NAME.png of each of the figures. Returns the paths. Raises OSError as the disk
     does."""
     from dtr_alloc.fragment import pictures
 
     paths = []
-    for name, figure in figures(report, by_event=by_event, maps=maps).items():
+    for name, figure in figures(report, maps=maps).items():
         path = folder / f"{stem}-{name}.png"
         pictures.save(figure, path)
         paths.append(path)
     return paths
 
 
-def page(found: Sequence[Report], *, by_event: bool, maps: bool) -> str:
+def page(found: Sequence[Report], *, maps: bool) -> str:
     """The tables and pictures of all reports on a self-contained page."""
     from dtr_alloc import html
 
@@ -318,7 +312,7 @@ def page(found: Sequence[Report], *, by_event: bool, maps: bool) -> str:
     for report in found:
         body += console_html([table(report)], width=120)
         with html.style():
-            drawn = figures(report, by_event=by_event, maps=maps)
+            drawn = figures(report, maps=maps)
         body += html.pictures(
             html.svg(_TITLES.get(name, name), html.narrowed, figure)
             for name, figure in drawn.items()

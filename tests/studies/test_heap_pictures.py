@@ -10,7 +10,7 @@ import pytest
 from commands import fragment
 
 from dtr_alloc.cli.fragment.report import stems
-from dtr_alloc.fragment import charts, heap_map, pictures, report
+from dtr_alloc.fragment import charts, heap_map, report
 from dtr_alloc.fragment.raster import CutAxis, coverage
 from dtr_alloc.fragment.walk import walk
 from dtr_alloc.traces import trace_file
@@ -59,8 +59,8 @@ class TestTheAxis:
 
 
 def scene():
-    """100 ns and 100 bytes: a block of [0, 40) bytes from 20 to 60 ns, evicted then; it is back at
-    [50, 90) at 80 ns. Of [0, 100), [90, 100) is reserved from 50 ns on."""
+    """8 events and 100 bytes: a block of [0, 40) bytes from event 1 to 4, evicted then; it is back
+    at [50, 90) at event 5. Of [0, 100), [90, 100) is reserved from event 2 on."""
     trace = Trace({"source": "dtr_alloc"}, ["", "conv"])
     for kind, time, address, size, name in (
         (Kind.SEGMENT_ALLOCATE, 0, 0, 90, 0),
@@ -82,27 +82,19 @@ class TestTheMap:
         from matplotlib.colors import to_rgb
 
         trace = scene()
-        drawn = heap_map.heap_map(trace, walk(trace).blocks, color="operator", shape=(100, 100))
+        drawn = heap_map.heap_map(trace, walk(trace).blocks, color="operator", shape=(100, 80))
         ((label, color),) = drawn.classes
         assert label == "conv"
         image = drawn.image
-        assert image[20, 40] == pytest.approx(to_rgb(color))  # the first block has no white in it
-        assert image[20, 10] == pytest.approx(heap_map.FREE)  # before it
-        assert image[20, 70] == pytest.approx(heap_map.FREE)  # after it
-        assert image[45, 40] == pytest.approx(heap_map.FREE)  # beside it
-        assert image[95, 30] == pytest.approx(WHITE)  # not reserved yet
-        assert image[95, 70] == pytest.approx(heap_map.FREE)
-        assert image[20, 58] == pytest.approx(to_rgb(heap_map.EVICTED))
-        assert image[70, 81] == pytest.approx(to_rgb(heap_map.REMATERIALIZED))
+        assert image[20, 25] == pytest.approx(to_rgb(color))  # the first block has no white in it
+        assert image[20, 5] == pytest.approx(heap_map.FREE)  # before it
+        assert image[20, 45] == pytest.approx(heap_map.FREE)  # after it
+        assert image[45, 25] == pytest.approx(heap_map.FREE)  # beside it
+        assert image[95, 10] == pytest.approx(WHITE)  # not reserved yet
+        assert image[95, 45] == pytest.approx(heap_map.FREE)
+        assert image[20, 38] == pytest.approx(to_rgb(heap_map.EVICTED))
+        assert image[70, 51] == pytest.approx(to_rgb(heap_map.REMATERIALIZED))
         assert {name for name, _ in drawn.marks} == {"evicted", "computed again"}
-
-    def test_over_events_each_event_is_equally_wide(self):
-        trace = scene()
-        drawn = heap_map.heap_map(trace, walk(trace).blocks, by_event=True, shape=(100, 80))
-        # The first block is there from event 1 to event 4 of 8.
-        assert drawn.image[20, 12] != pytest.approx(heap_map.FREE)
-        assert drawn.image[20, 8] == pytest.approx(heap_map.FREE)
-        assert drawn.image[20, 42] == pytest.approx(heap_map.FREE)
 
     def test_without_segments_what_was_touched_stays_reserved(self):
         trace = Trace({"source": "rmm"})
@@ -113,7 +105,7 @@ class TestTheMap:
         image = heap_map.heap_map(trace, walk(trace).blocks, shape=(10, 40)).image
         assert image[7, 5] == pytest.approx(WHITE)
         assert image[2, 30] == pytest.approx(heap_map.FREE)
-        assert image[7, 30] != pytest.approx(heap_map.FREE)
+        assert image[7, 25] != pytest.approx(heap_map.FREE)
 
     def test_a_part_of_a_segment_that_goes_back_is_white_again(self):
         trace = Trace({"source": "dtr_alloc"})
@@ -144,7 +136,7 @@ def test_a_thinned_line_keeps_its_peaks():
         while len(column) < 3 * charts.MOST_POINTS:
             column.extend(column)
     series.live_bytes[4321] = 1 << 40
-    _, live, _ = charts.thinned(series, pictures.Clock(1.0, "event", True), charts.MOST_POINTS)
+    _, live, _ = charts.thinned(series, charts.MOST_POINTS)
     assert len(live) <= 2 * charts.MOST_POINTS
     assert live.max() == 1 << 40
     assert live.min() == 0

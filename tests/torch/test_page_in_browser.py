@@ -69,7 +69,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def page_of_a_trace() -> str:
     found = report.reports("a job", made_up_trace.training())
-    return report.page(found, by_event=False, maps=True)
+    return report.page(found, maps=True)
 
 
 def shown(page: str, width: int, scheme: str, folder: Path) -> dict[str, Any]:

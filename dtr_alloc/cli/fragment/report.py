@@ -57,7 +57,6 @@ from dtr_alloc.traces.trace import TraceError
     help="Look for the smallest budget of each model, which takes about ten more runs.",
 )
 @click.option("--maps", is_flag=True, help="Also draw the heap of each model.")
-@click.option("--by-time", is_flag=True, help="Draw over the time instead of the events.")
 @truncated_option
 def command(
     *,
@@ -70,7 +69,6 @@ def command(
     options: Sequence[str],
     smallest: bool,
     maps: bool,
-    by_time: bool,
     allow_truncated: bool,
 ) -> None:
     """Shows for each TRACE (or file that `import` reads) the memory that was needed, reserved and
@@ -120,13 +118,11 @@ def command(
         if json_path is not None:
             write_json(report.document(found), json_path)
         if page is not None:
-            write_text(page, report.page(found, by_event=not by_time, maps=maps))
+            write_text(page, report.page(found, maps=maps))
             console.print(str(page), soft_wrap=True)
         if out is not None:
             for stem, part in zip(stems(found), found, strict=True):
-                for picture in report.write_pictures(
-                    part, out, stem, by_event=not by_time, maps=maps
-                ):
+                for picture in report.write_pictures(part, out, stem, maps=maps):
                     console.print(str(picture), soft_wrap=True)
     except OSError as error:
         raise click.ClickException(str(error)) from None
