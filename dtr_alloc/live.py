@@ -8,10 +8,8 @@ removed with the session. An error ends the display, with one line, and never th
 from __future__ import annotations
 
 import atexit
-import errno
 import json
 import os
-import stat
 import sys
 import tempfile
 import time
@@ -20,18 +18,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
+from dtr_alloc import bounded
 from dtr_alloc.bounded import printable
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
-from dtr_alloc.output_file import not_private
+from dtr_alloc.output_file import OutputFile, not_private
 
-_SIZE = 4096
-"""Of the file, in bytes, padded with blanks."""
+_MOST_BYTES = 4096
+"""Of the file of a job."""
 EVERY_SECONDS = 0.5
 """The shortest time between two displays."""
 _LINE_SECONDS = (60.0, 10.0)
 """The shortest time between two lines: in a file, on a terminal."""
-_TRIES = 5
-"""Of a reader, as a job may be writing."""
 
 
 class Shown(TypedDict):
@@ -76,14 +73,10 @@ class Live:
         self._path: Path | None = None
 
     def open(self) -> None:
-        """Makes the file."""
+        """Finds a place for the file."""
         atexit.register(self.close)  # a job need not end its session
         try:
-            path = folder().absolute() / f"{self._pid}.json"  # the job may change its folder
-            with suppress(FileNotFoundError):
-                path.unlink()  # of an earlier session, or of a process that had this number
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-            self._path = path
+            self._path = folder().absolute() / f"{self._pid}.json"  # the job may change its folder
         except Exception as error:
             self._give_up_file(error)
 
@@ -95,7 +88,9 @@ class Live:
         """Shows figures of the last steps, with the identity of the job."""
         if self._path is not None:
             try:
-                _write(self._path, self._shown(values))
+                with OutputFile(self._path) as file:
+                    file.append(self._shown(values))
+                    file.put_in_place()
             except Exception as error:
                 self._give_up_file(error)
         if not values["steps"]:
@@ -131,19 +126,6 @@ class Live:
         """Removes the file. It may be called again; a forked child leaves its parent's."""
         atexit.unregister(self.close)
         self._remove()
-
-
-def _write(path: Path, text: bytes) -> None:
-    """Writes the figures at once, unless they are longer than the file. A full disk is an error.
-    (With a mapping of the file it would be a signal, which ends the process.)"""
-    if len(text) > _SIZE:
-        return
-    file = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if os.write(file, text.ljust(_SIZE)) < _SIZE:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    finally:
-        os.close(file)
 
 
 def line(values: dict[str, Any]) -> str:
@@ -183,19 +165,8 @@ def _is_alive(path: Path) -> bool:
 def _read(path: Path) -> Shown | None:
     import msgspec  # not in every job
 
-    for _ in range(_TRIES):
-        with suppress(OSError, ValueError, RecursionError):
-            values = msgspec.json.decode(_content(path), type=Shown)
+    with suppress(OSError, ValueError, RecursionError):
+        if path.is_file():
+            values = msgspec.json.decode(bounded.read_bytes(path, _MOST_BYTES), type=Shown)
             return values if str(values["pid"]) == path.stem else None
-        time.sleep(0.001)
     return None
-
-
-def _content(path: Path) -> bytes:
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(file).st_mode):
-            raise ValueError("it is no file")
-        return os.read(file, _SIZE)
-    finally:
-        os.close(file)

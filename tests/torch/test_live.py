@@ -48,8 +48,8 @@ def test_the_jobs_of_a_user_are_shown_while_they_run(folder: Path) -> None:
         assert (values["pid"], values["steps"]) == (os.getpid(), 3)
         assert values["budget_bytes"] == 64 << 20
         assert values["step_seconds"] > 0
-        (path,) = folder.iterdir()
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert len(list(folder.iterdir())) == 1
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         status, text = top("--once", str(os.getpid()))
         assert (status, "64.00 MiB" in text) == (0, True)
     assert list(folder.iterdir()) == []
@@ -95,7 +95,7 @@ def test_a_job_goes_on_where_there_is_no_room_for_what_it_shows(
     with dtr_alloc.session(budget="64MiB", device="cpu"):  # the bridge is there
         pass
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16, limits[1]))
     try:
         with dtr_alloc.session(budget="64MiB", device="cpu"):
             stepper()()
@@ -121,7 +121,7 @@ def test_a_session_keeps_no_file_open_for_what_it_shows(folder: Path) -> None:
     with dtr_alloc.session(budget="64MiB", device="cpu"):
         stepper()()
         (path,) = folder.iterdir()
-        assert path.stat().st_size == 4096
+        assert 100 < path.stat().st_size < 4096
         assert str(folder) not in Path("/proc/self/maps").read_text()
         opened = [os.path.realpath(file) for file in Path("/proc/self/fd").iterdir()]
         assert str(path) not in opened
