@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "dtr/op_log.h"
-#include "policy/repetition.h"
+#include "policy/costs.h"
 #include "simulate/program.h"
 
 namespace dtr {
@@ -15,18 +15,6 @@ namespace {
 constexpr uint64_t kShare = 4;
 // So many are played at most.
 constexpr uint64_t kMostSteps = 4;
-
-class Hash {
- public:
-  void add(uint64_t number) {
-    value_ = (value_ ^ number) * 1099511628211u;
-    value_ ^= value_ >> 29;
-  }
-  uint64_t value() const { return value_; }
-
- private:
-  uint64_t value_ = 14695981039346656037u;  // FNV-1a, a number at a time
-};
 
 // Reads one record after the other.
 class Records {
@@ -85,7 +73,7 @@ void StepLog::release(int64_t number) {
   program_.instructions.push_back({Instruction::release, 0, 0, {found->second}});
   numbers_ += 2;
   live_bytes_ -= sizes_[found->second];
-  if (!operators_.empty()) operators_.back().live_bytes = live_bytes_;
+  if (!operators_.empty()) steps_.leaves(live_bytes_);
   unused_.push_back(found->second);
   names_.erase(found);
 }
@@ -99,11 +87,10 @@ void StepLog::ran(const Ran& of) {
   const uint64_t last_number = last_number_, call = StepPlan::call_of(of.operator_name);
   const bool mutates = of.kind == Instruction::mutate;
   Instruction instruction{of.kind, operators_.size(), of.cost_ns};
-  Hash hash;
-  hash.add(static_cast<uint64_t>(of.kind));
+  Signature signature(static_cast<uint64_t>(of.kind));
   for (const int64_t number : of.reads) {
     instruction.arguments.push_back(use(number));
-    hash.add(sizes_[instruction.arguments.back()]);
+    signature.add(sizes_[instruction.arguments.back()]);
   }
   for (const int64_t index : of.overwritten) {
     const auto which = static_cast<int32_t>(std::max(index, ~index));
@@ -111,7 +98,7 @@ void StepLog::ran(const Ran& of) {
         {instruction.arguments[static_cast<size_t>(which)], which, 0, index >= 0});
   }
   for (const Made& made : of.made) {
-    hash.add(made.size_bytes);
+    signature.add(made.size_bytes);
     if (made.number == kView) continue;
     const uint32_t name = define(made.number, made.size_bytes);
     instruction.results.push_back({name, -1, static_cast<int64_t>(made.size_bytes)});
@@ -121,10 +108,10 @@ void StepLog::ran(const Ran& of) {
   // What overwrites besides making results has two records.
   const bool is_same_call = mutates && last_kind == Instruction::call && !operators_.empty() &&
                             operators_.back().call == call && of.cost_ns == 0;
-  operators_.push_back({program_.instructions.size(), hash.value(),
-                        is_same_call ? StepPlan::kSameCall : call,
+  steps_.ran(signature.value(), live_bytes_);
+  operators_.push_back({program_.instructions.size(), is_same_call ? StepPlan::kSameCall : call,
                         static_cast<uint32_t>(of.operator_name & kMadeAheadBits), of.cost_ns,
-                        live_bytes_, last_number});
+                        last_number});
   program_.instructions.push_back(std::move(instruction));
   program_.workspace_at.push_back(static_cast<int64_t>(program_.workspace.size()));
   program_.cost_ns += of.cost_ns;
@@ -174,32 +161,17 @@ void StepLog::append(const std::vector<int64_t>& records) {
   }
 }
 
-// Backwards from the last operator: a step of p operators has been repeated if what is read from the
-// p-th on is the same for p and more.
 StepLog::Repetition StepLog::repetition() const {
-  const uint64_t count = operators_.size();
-  const auto from_last = [&](uint64_t i) -> const Operator& { return operators_[count - 1 - i]; };
-  const auto live = [&](uint64_t i) { return from_last(i).live_bytes; };
-  uint64_t most = 0;
-  for (const Operator& of : operators_) most = std::max(most, of.live_bytes);
-  const std::vector<uint64_t> same =
-      same_as_beginning(count, [&](uint64_t i) { return from_last(i).hash; });
-  // Of the operators 1 to i: the most in use after one, and the one with the least, the farthest of
-  // several. They grow with i, as looking through each period would take the square of a loop.
-  uint64_t high = 0, low = 1;
-  for (uint64_t i = 1; i < count; ++i) {
-    high = std::max(high, live(i));
-    const uint64_t low_within = low;
-    if (live(i) <= live(low)) low = i;
-    // What dies behind the last operator may do so because the job ends: that a step earlier counts.
-    if (i == 1 || same[i] < i || kShare * (i + same[i]) < count ||
-        !is_balanced(live(i + 1), live(1), most) || !swings(live(low), high, most))
-      continue;
-    // The point before the period's first operator is the same as that behind its last.
-    const uint64_t behind = live(i) < live(low_within) ? 0 : low_within;
-    return {i, count - behind, (i + same[i] - behind) / i};
-  }
-  return {};
+  const uint64_t period = steps_.complete(kShare);
+  if (period == 0) return {};
+  const auto live = [&](uint64_t i) { return steps_.live_bytes_after(operators_.size() - 1 - i); };
+  // The step begins behind the operator that leaves the least in use, the earliest of several. What
+  // dies behind the last operator may do so because the job ends: the one a step earlier stands for it.
+  uint64_t behind = 1;
+  for (uint64_t i = 2; i < period; ++i)
+    if (live(i) <= live(behind)) behind = i;
+  if (live(period) < live(behind)) behind = 0;
+  return {period, operators_.size() - behind, (period + steps_.matched(period) - behind) / period};
 }
 
 int64_t StepLog::cost_of_last(uint64_t operators) const {
@@ -214,7 +186,7 @@ int64_t StepLog::cost_of_last(uint64_t operators) const {
 uint64_t StepLog::first_of(const Repetition& of) const {
   if (of.period > 0) return of.end - std::min(of.steps, kMostSteps) * of.period;
   const uint64_t count = operators_.size();
-  const auto live = [&](uint64_t i) { return operators_[i].live_bytes; };
+  const auto live = [&](uint64_t i) { return steps_.live_bytes_after(i); };
   uint64_t low = count - 1;
   for (uint64_t i = count; i-- > 0;) {
     const bool is_late = kShare * (count - i) < count;

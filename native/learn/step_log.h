@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "policy/step_detector.h"
 #include "run/step_plan.h"
 #include "simulate/program.h"
 
@@ -50,8 +51,7 @@ class StepLog {
   uint64_t operators() const { return operators_.size(); }
   // Of all records that count.
   uint64_t numbers() const { return numbers_ + program_.workspace.size(); }
-  // The step that was repeated last, at least twice. It leaves as much memory in use as it found: so
-  // the cells of an unrolled network are none. It begins where the least is in use.
+  // The step that was repeated last, at least twice. It begins where the least is in use.
   struct Repetition {
     uint64_t period = 0;  // operators; 0: nothing was repeated
     uint64_t end = 0;     // the operator behind the last whole step
@@ -84,11 +84,9 @@ class StepLog {
  private:
   struct Operator {
     size_t instruction;
-    uint64_t hash;  // of its kind and sizes
     uint64_t call;
     uint32_t made_ahead;
     int64_t cost_ns;
-    uint64_t live_bytes;   // after it, with what it was the last to need released
     uint64_t last_number;  // of the op log, that was given before
   };
 
@@ -99,6 +97,7 @@ class StepLog {
   uint32_t define(int64_t number, uint64_t size_bytes);
   uint32_t use(int64_t number);
 
+  StepDetector steps_{UINT64_MAX};  // of memory, what dies behind an operator counts as its own
   JobProgram program_;
   std::vector<Operator> operators_;
   std::unordered_map<int64_t, uint32_t> names_;  // by number of the op log

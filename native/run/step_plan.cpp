@@ -5,8 +5,6 @@
 #include <tuple>
 #include <utility>
 
-#include "policy/repetition.h"
-
 namespace dtr {
 
 namespace {
@@ -16,6 +14,17 @@ std::pair<uint32_t, uint32_t> last_use_of(const StepPlan::Place& place) {
 }
 
 }  // namespace
+
+CallMatcher::CallMatcher(std::vector<uint64_t> calls)
+    : calls_(std::move(calls)), fallback_(calls_.size(), 0) {
+  for (size_t i = 1; i < calls_.size(); ++i) fallback_[i] = after(fallback_[i - 1], calls_[i]);
+}
+
+size_t CallMatcher::after(size_t matched, uint64_t call) const {
+  while (matched > 0 && (matched == calls_.size() || calls_[matched] != call))
+    matched = fallback_[matched - 1];
+  return matched + (calls_[matched] == call);
+}
 
 PlanFollower::Running& PlanFollower::running_of_thread() {
   thread_local Running running;
@@ -46,16 +55,15 @@ void PlanFollower::follow(StepPlan plan, bool at_beginning) {
   std::vector<uint64_t> calls;
   std::copy_if(plan_.calls.begin(), plan_.calls.end(), std::back_inserter(calls),
                [](uint64_t call) { return call != StepPlan::kSameCall; });
-  // How far what comes before any other point of the round is the same as before its end.
+  // From the end backwards: what is the same before the end of a round and before another point of it.
   const size_t count = calls.size();
-  const std::vector<uint64_t> same =
-      same_as_beginning(2 * count, [&](uint64_t i) { return calls[(2 * count - 1 - i) % count]; });
-  size_t needed = std::min<size_t>(count, 1);
-  for (size_t back = 1; back < count; ++back)
-    needed = std::min(count, std::max(needed, static_cast<size_t>(same[back]) + 1));
-  ending_.assign(calls.end() - static_cast<std::ptrdiff_t>(needed), calls.end());
-  fallback_.assign(needed, 0);
-  for (size_t i = 1; i < needed; ++i) fallback_[i] = matched_after(fallback_[i - 1], ending_[i]);
+  const CallMatcher backwards({calls.rbegin(), calls.rend()});
+  size_t needed = std::min<size_t>(count, 1), same = 0;
+  for (size_t i = 1; i + 1 < 2 * count; ++i) {
+    same = backwards.after(same, calls[(2 * count - 1 - i) % count]);
+    if (i + 1 < count + same) needed = std::min(count, std::max(needed, same + 1));
+  }
+  ending_ = CallMatcher({calls.end() - static_cast<std::ptrdiff_t>(needed), calls.end()});
   heard_ = 0;
   tries_ = kTries;
   is_on_ = count > 0;
@@ -73,13 +81,6 @@ void PlanFollower::step_begins(Op* op) const {
   running_of_thread() = {this, number_, op->planned_as, ++op->planned_runs, 0};
 }
 
-// So much of the ending has been matched after one more call (Knuth, Morris and Pratt, 1977).
-size_t PlanFollower::matched_after(size_t matched, uint64_t call) const {
-  while (matched > 0 && (matched == ending_.size() || ending_[matched] != call))
-    matched = fallback_[matched - 1];
-  return matched + (ending_[matched] == call);
-}
-
 void PlanFollower::ended(uint64_t signature, Op* op) {
   const uint64_t call = StepPlan::call_of(signature);
   if (at_ == kLost || plan_.calls[at_] != call) {
@@ -88,7 +89,7 @@ void PlanFollower::ended(uint64_t signature, Op* op) {
       std::fill(addresses_.begin(), addresses_.end(), nullptr);
     }
     at_ = kLost;
-    heard_ = matched_after(heard_, call);
+    heard_ = ending_.after(heard_, call);
     if (heard_ == ending_.size()) at_ = 0;
     return;
   }

@@ -56,6 +56,19 @@ struct StepPlan {
   std::vector<Held> held;       // by offset
 };
 
+// Finds a sequence of calls in those of a job (Knuth, Morris and Pratt, 1977).
+class CallMatcher {
+ public:
+  explicit CallMatcher(std::vector<uint64_t> calls = {});
+  size_t size() const { return calls_.size(); }
+  // So many of the first calls are the last of the job's, if `matched` were before one more.
+  size_t after(size_t matched, uint64_t call) const;
+
+ private:
+  std::vector<uint64_t> calls_;
+  std::vector<size_t> fallback_;  // how many still are where the next call is another
+};
+
 class PlanFollower {
  public:
   // What a thread runs, as a plan has it.
@@ -94,7 +107,6 @@ class PlanFollower {
   static constexpr uint64_t kLost = UINT64_MAX;
   static constexpr uint32_t kTries = 3;
   static constexpr size_t kFarAhead = 16;  // places
-  size_t matched_after(size_t matched, uint64_t call) const;
   void note(const Output& output, uint64_t op, uint32_t run);
   uint64_t next_ahead(uint64_t size_bytes);
 
@@ -107,11 +119,10 @@ class PlanFollower {
   uint64_t at_ = kLost;              // the operator that is next
   uint32_t tries_ = 0;               // that are left, to move what is held
   size_t ahead_ = 0;                 // the place from which on the next that is ahead is looked for
-  // The calls with which a step ends, as many as occur nowhere else in it; how many of them the last
-  // calls of the job are; and how many they still are where the next one is another.
-  std::vector<uint64_t> ending_;
+  // The calls with which a step ends, as many as occur nowhere else in it; and how many of them the
+  // last calls of the job are.
+  CallMatcher ending_;
   size_t heard_ = 0;
-  std::vector<size_t> fallback_;
 };
 
 }  // namespace dtr

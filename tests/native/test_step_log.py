@@ -9,6 +9,7 @@ from native_fixtures import ROOT, load_cpp
 
 CONSTANT, CALL, RELEASE = 0, 1, 5  # dtr/op_log.h
 BYTES = 1000
+CONTEXT = 8  # operators that are the same, at least (native/policy/step_detector.h)
 
 
 class Found(NamedTuple):
@@ -65,7 +66,14 @@ class Job:
 @pytest.fixture(scope="session")
 def hear(tmp_path_factory):
     path = tmp_path_factory.mktemp("step_log") / "libsteplog.so"
-    sources = [ROOT / "tests/native/step_log.cpp", ROOT / "native/learn/step_log.cpp"]
+    sources = [
+        ROOT / path
+        for path in (
+            "tests/native/step_log.cpp",
+            "native/learn/step_log.cpp",
+            "native/policy/step_detector.cpp",
+        )
+    ]
     declarations = "void repetition_of(const int64_t *, uint64_t, uint64_t *);"
     ffi, lib = load_cpp(sources, path, declarations)
 
@@ -130,7 +138,7 @@ def by_definition(kinds: list[int], live: list[int]) -> tuple[int, int, int]:
         alike = 0
         while period + alike < total and kinds[alike] == kinds[period + alike]:
             alike += 1
-        if alike < period or 4 * (period + alike) < total:
+        if alike < max(period, CONTEXT) or 4 * (period + alike) < total:
             continue
         if abs(live[1] - live[period + 1]) > 0.005 * most:
             continue
