@@ -9,6 +9,7 @@ from dtr_alloc.cli.common import InputError
 _SUCCESSORS = {
     "reproduce": "python -m bench.studies`, in the root of a checkout",
     "schedule": "python -m bench.studies.best find`, in the root of a checkout",
+    "fragment record": "dtr-alloc run --trace OUT`",
     "fragment run": "dtr-alloc fragment report`",
 }
 

@@ -1,5 +1,5 @@
-"""Pictures that compare heaps: live and reserved bytes over events, holes by size, and the memory
-that models need. matplotlib is imported when one is drawn."""
+"""Pictures that compare heaps: live and reserved bytes over events, and holes by size. matplotlib
+is imported when one is drawn."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dtr_alloc.config import format_size
 from dtr_alloc.fragment.measures import Measures, size_unit
-from dtr_alloc.fragment.pictures import FAILED, wrapped
+from dtr_alloc.fragment.pictures import FAILED
 from dtr_alloc.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -180,49 +180,3 @@ def holes_title(name: str, holes: Sequence[int]) -> str:
         f"{name}: {format_size(sum(holes))} free in {len(holes):,} "
         f"{'hole' if len(holes) == 1 else 'holes'}, the largest has {format_size(max(holes))}"
     )
-
-
-def models_picture(rows: Sequence[Measures], title: str) -> Figure:
-    """The peak of reserved bytes of each allocator, and the smallest budget in which it completes,
-    relative to peak live bytes."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    figure = Figure(figsize=(9, 1.6 + 0.5 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    has_budgets = any(row.smallest_budget_bytes for row in rows)
-    high = 0.38 if has_budgets else 0.7
-    live = max(row.peak_live_bytes for row in rows) or 1
-    widest = max(max(row.peak_reserved_bytes, row.smallest_budget_bytes or 0) for row in rows)
-    end = min(widest / live, CUT_OFF)
-    for y, row in enumerate(rows):
-        bars = [(row.peak_reserved_bytes, LOST, "peak reserved", -high / 2 if has_budgets else 0)]
-        if row.smallest_budget_bytes:
-            bars.append((row.smallest_budget_bytes, LIVE, "smallest budget", high / 2))
-        for size, color, label, shift in bars:
-            text = f" {size / live:.3f}  ({format_size(size)})"
-            if size / live > end:
-                text = f" →{text}"
-            if label == "peak reserved" and not row.completed:
-                text += ", out of memory"
-            axes.barh(
-                y + shift,
-                min(size / live, end),
-                high,
-                color=color,
-                ec="w",
-                hatch="//" if text.endswith("out of memory") else None,
-            )
-            axes.text(min(size / live, end), y + shift, text, va="center", fontsize=8)
-    axes.axvline(1, color="k", lw=1)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.35 * end)
-    axes.set_xlabel(f"in terms of peak live ({format_size(live)})")
-    axes.set_title(wrapped(title, 80), loc="left")
-    axes.grid(axis="x", alpha=0.3)
-    handles = [Patch(fc=LOST, label="peak reserved")]
-    if has_budgets:
-        handles.append(Patch(fc=LIVE, label="smallest budget"))
-    figure.legend(handles=handles, loc="outside lower right", ncols=2, fontsize=8.5)
-    return figure

@@ -30,11 +30,6 @@ def save(figure: Figure, path: Path) -> None:
     FigureCanvasAgg(figure).print_figure(path, dpi=110)
 
 
-def wrapped(title: str, columns: int) -> str:
-    """A title in lines of so many characters at most."""
-    return "\n".join(textwrap.wrap(title, columns))
-
-
 def map_picture(
     trace: Trace,
     blocks: Residencies,
@@ -73,7 +68,7 @@ def map_picture(
         axes.axhline(offset / unit, color="0.5", lw=0.6)
     cut = " (unused addresses cut out at the lines)" if len(drawn.axis.offsets) > 1 else ""
     axes.set_ylabel(f"address{cut}, {name}")
-    axes.set_title(wrapped(title, 104), loc="left")
+    axes.set_title(textwrap.fill(title, 104), loc="left")
     _events(axes, trace)
     handles: list[Any] = [Patch(fc=shade, label=label) for label, shade in drawn.classes]
     handles.append(Patch(fc=heap_map.FREE, label="free, reserved"))

@@ -36,7 +36,6 @@ _TITLES = {
     "operators": "The heap, by operators",
     "live": "Live and reserved",
     "holes": "Holes at the worst moment",
-    "models": "Other allocators",
 }
 SERIES = (
     *("event", "time_ns", "live_bytes", "reserved_bytes"),
@@ -258,8 +257,8 @@ def _thinned(series: Any) -> dict[str, list[float]]:
 
 
 def figures(report: Report, *, maps: bool) -> dict[str, Any]:
-    """The pictures, by name: map, operators (if the trace names some), live, holes; if there are
-    models, models, and with maps map-MODEL of each that has addresses."""
+    """The pictures, by name: map, operators (if the trace names some), live, holes; with maps also
+    map-MODEL of each model that has addresses."""
     from dtr_alloc.fragment import charts, pictures
 
     trace, rows = report.trace, report.rows
@@ -284,10 +283,6 @@ def figures(report: Report, *, maps: bool) -> dict[str, Any]:
             if row.holes or row is rows[0]
         ]
     )
-    if len(rows) > 1:
-        figures["models"] = charts.models_picture(
-            [row.measures for row in rows], f"{report.label}: {comparison(rows)}"
-        )
     return figures
 
 
@@ -343,23 +338,6 @@ def finding(row: Row) -> str:
         f"{format_size(found.peak_live_bytes)} live at the peaks; then "
         f"{format_size(found.worst_free_bytes)} free in {_count(len(holes), 'hole')}"
     )
-
-
-def comparison(rows: Sequence[Row]) -> str:
-    """A sentence on the allocators that reserve least and most; of the first row, and the
-    models."""
-    found = [row.measures for row in rows[1:] if row.measures.completed]
-    found = [row for row in found if row.name != "exact"] or found
-    if not found:
-        return "no model completed"
-    least = min(found, key=lambda row: row.peak_reserved_bytes)
-    most = max(found, key=lambda row: row.peak_reserved_bytes)
-    live = max(row.measures.peak_live_bytes for row in rows)
-    parts = [
-        f"{row.name} reserves {row.peak_reserved_bytes / live:.2f} times the peak of live bytes"
-        for row in ([least] if least is most else [least, most])
-    ]
-    return ", ".join(parts)
 
 
 def _count(number: int, what: str) -> str:

@@ -49,6 +49,7 @@ def test_help_names_the_commands():
     [
         ("reproduce", "python -m bench.studies`, in the root of a checkout"),
         ("schedule", "python -m bench.studies.best find`, in the root of a checkout"),
+        ("fragment record", "dtr-alloc run --trace OUT`"),
         ("fragment run", "dtr-alloc fragment report`"),
     ],
 )

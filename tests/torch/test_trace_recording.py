@@ -72,7 +72,7 @@ def test_without_a_budget_the_allocator_alone_is_on_until_the_job_fails_children
 
 def test_under_a_budget_evictions_and_returns_are_marked_and_allocations_named(tmp_path):
     code = JOB + "import dtr_alloc, json\nprint(json.dumps({**dtr_alloc.stats()}))"
-    record = ("fragment", "record", "-o", "some.trace", "--budget", "14MiB")
+    record = ("run", "--trace", "some.trace", "--budget", "14MiB")
     assert '"evictions": 0,' not in run(code, tmp_path, *record).stdout
     trace = formats.read(tmp_path / "some.trace")
     found = kinds(trace)

@@ -13,7 +13,7 @@ from dtr_alloc.cli.common import LazyCommands
         {
             "export": "dtr_alloc.cli.fragment.convert:export",
             "import": "dtr_alloc.cli.fragment.convert:import_",
-            "record": "dtr_alloc.cli.fragment.record:command",
+            "record": "dtr_alloc.cli.moved:command",
             "run": "dtr_alloc.cli.moved:command",
             "report": "dtr_alloc.cli.fragment.report:command",
         }
