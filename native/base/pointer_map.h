@@ -2,6 +2,7 @@
 // by backward shift, so that no tombstones pile up over millions of steps.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <utility>
@@ -64,6 +65,13 @@ class PointerMap {
   void for_each(F&& visit) const {
     for (const Slot& slot : slots_)
       if (slot.key) visit(slot.key, slot.value);
+  }
+
+  // Whether one of them passes the test; none is tested after that.
+  template <typename F>
+  bool any_of(F&& passes) const {
+    return std::any_of(slots_.begin(), slots_.end(),
+                       [&](const Slot& slot) { return slot.key && passes(slot.key, slot.value); });
   }
 
   void clear() {

@@ -266,9 +266,7 @@ void* Engine::allocate_workspace(uint8_t device_type, int8_t device_index, uint6
 
 bool Engine::could_have_room(dtr_pool* pool, uint64_t size_bytes) {
   std::lock_guard<EngineMutex> lock(mutex_);
-  const Shortage at = memory_use_.shortage(size_bytes, pool);
-  const uint64_t stays = at.pool.allocated_bytes - std::min(at.pool.allocated_bytes, at.evictable);
-  return stays <= at.pool.budget_bytes && size_bytes <= at.pool.budget_bytes - stays;
+  return memory_use_.could_have_room(size_bytes, pool);
 }
 
 // ---- what the framework tells ----

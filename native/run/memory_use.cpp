@@ -110,8 +110,32 @@ void MemoryUse::reset_peak() {
   if (watches_fullest()) watch_fullest(true);
 }
 
+bool MemoryUse::is_constant(const Storage* storage) const {
+  const SwapCosts& swap = swap_space_.costs();
+  return storage->unwritten ||
+         (!storage->parent && !(swap.is_swappable(storage) && swap.has_room(storage)));
+}
+
+bool MemoryUse::is_pinned(const Storage* storage) const {
+  return storage->pins > 0 || capture_.is_frozen(storage);
+}
+
+bool MemoryUse::could_have_room(uint64_t size_bytes, dtr_pool* pool) const {
+  dtr_pool_stats stats;
+  dtr_pool_get_stats(pool, &stats);
+  if (size_bytes > stats.budget_bytes) return false;
+  const uint64_t wanted = stats.allocated_bytes + size_bytes;
+  uint64_t lacking = wanted - std::min(wanted, stats.budget_bytes);
+  return lacking == 0 || graph_.by_address.any_of([&](const void* address, const Storage* storage) {
+    if (storage->locks > 0 || !dtr_pool_contains(pool, address) || is_constant(storage) ||
+        is_pinned(storage))
+      return false;
+    lacking -= std::min(lacking, storage->size_bytes);
+    return lacking == 0;
+  });
+}
+
 Shortage MemoryUse::shortage(uint64_t size_bytes, dtr_pool* pool) const {
-  const SwapCosts& swap_costs = swap_space_.costs();
   Shortage at;
   at.requested = size_bytes;
   dtr_pool_get_stats(pool, &at.pool);
@@ -121,18 +145,15 @@ Shortage MemoryUse::shortage(uint64_t size_bytes, dtr_pool* pool) const {
   graph_.by_address.for_each([&](const void* address, const Storage* storage) {
     if (!dtr_pool_contains(pool, address)) return;
     const uint64_t bytes = storage->size_bytes;
-    const bool is_constant =
-        storage->unwritten ||
-        (!storage->parent && !(swap_costs.is_swappable(storage) && swap_costs.has_room(storage)));
-    const bool is_pinned = storage->pins > 0 || capture_.is_frozen(storage);
-    uint64_t& kind = storage->locks > 0 ? at.locked
-                     : is_constant      ? at.constants
-                     : is_pinned        ? at.pinned
-                                        : at.evictable;
+    const bool pinned = is_pinned(storage);
+    uint64_t& kind = storage->locks > 0     ? at.locked
+                     : is_constant(storage) ? at.constants
+                     : pinned               ? at.pinned
+                                            : at.evictable;
     kind += bytes;
     if (&kind == &at.evictable) return;
     if (!storage->live && (at.recomputes || storage->locks == 0)) passing += bytes;
-    if (storage->parent || storage->unwritten || is_pinned) return;
+    if (storage->parent || storage->unwritten || pinned) return;
     const bool is_parameter = storage->constant_as == DTR_KEPT_PARAMETER;
     if (is_parameter) at.parameters += bytes;
     if (!SwapCosts::could_swap(storage)) return;

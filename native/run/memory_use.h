@@ -67,12 +67,16 @@ class MemoryUse {
     next_full_bytes_ = on ? 0 : UINT64_MAX;
   }
   bool watches_fullest() const { return next_full_bytes_ < UINT64_MAX; }
+  // Whether a request has room once all is evicted that can be.
+  bool could_have_room(uint64_t size_bytes, dtr_pool* pool) const;
   Shortage shortage(uint64_t size_bytes, dtr_pool* pool) const;
   // The error's text, a thought a line. refusal: what the pool said; advice: a sentence, or nothing.
   std::string why_none(const std::string& refusal, const Shortage& at,
                        const std::string& advice = "") const;
 
  private:
+  bool is_constant(const Storage* storage) const;
+  bool is_pinned(const Storage* storage) const;
   int32_t why_kept(const Storage* storage) const;
   std::string other_ways(const Shortage& at) const;
   uint64_t no_candidates_bytes() const {

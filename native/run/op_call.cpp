@@ -129,8 +129,10 @@ void Engine::keep(Frame& frame, bool on) {
 bool Engine::remat_want_any(Frame& frame) {
   std::lock_guard<EngineMutex> lock(mutex_);
   Storage* found = nullptr;
-  graph_.by_handle.for_each([&](const void*, Storage* storage) {
-    if (storage->live && storage->state != State::resident && !storage->lost) found = storage;
+  graph_.by_handle.any_of([&](const void*, Storage* storage) {
+    if (!storage->live || storage->state == State::resident || storage->lost) return false;
+    found = storage;
+    return true;
   });
   keep(frame, found != nullptr);
   if (found) {
