@@ -66,6 +66,7 @@ double CostModel::factor_of(const Storage* storage, const SearchContext& context
 }
 
 void CostModel::check(const std::vector<Storage*>& storages) {
+  catch_up();
   for (const Storage* storage : storages) NeededStorages::check(storage);
   neighborhoods_.check(storages);
 }

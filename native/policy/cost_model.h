@@ -28,7 +28,7 @@ class CostModel {
         swap_costs_(swap_costs),
         bounds_(environment, devices, swap_costs, needs_, components_, foresight_),
         neighborhoods_(environment, graph, devices, needs_, components_, bounds_),
-        needed_(neighborhoods_, bounds_) {}
+        needed_(graph, neighborhoods_, bounds_) {}
 
   // The options have changed.
   void configure();
@@ -43,26 +43,28 @@ class CostModel {
   // ---- what becomes of a storage ----
   void evicted(Storage* storage) {
     neighborhoods_.join(storage);
-    needed_.update(storage, false);
+    needed_.changed(storage);
   }
   // Its content is back.
   void returned(Storage* storage) {
     neighborhoods_.leave(storage);
-    needed_.update(storage, false);
+    needed_.changed(storage);
   }
   // Called before it does.
   void loses_parent(Storage* storage) {
-    if (storage->needed) needed_.update(storage, true);
+    if (storage->needed) needed_.loses_parent(storage);
     if (storage->counted) neighborhoods_.leave(storage);
   }
   // The framework no longer refers to it.
   void died(Storage* storage) {
     if (storage->candidate >= 0) bounds_.reweigh(storage);
-    if (storage->needed) needed_.update(storage, false);
+    if (storage->needed) needed_.changed(storage);
     neighborhoods_.share_changed(storage, false);
   }
 
   // ---- costs, in nanoseconds ----
+  // Called before a search.
+  void catch_up() { needed_.catch_up(); }
   // Each is exact unless it is above most_ns; then it may be more than is said.
   static constexpr double kAnyNs = std::numeric_limits<double>::infinity();
   // Of a storage with a parent: to recompute it, by the heuristic's kind of cost.

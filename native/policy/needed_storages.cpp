@@ -1,6 +1,7 @@
 #include "needed_storages.h"
 
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -29,6 +30,12 @@ void NeededStorages::update(Storage* changed, bool loses_parent) {
         bounds_.reweigh(input);
     }
   }
+}
+
+void NeededStorages::catch_up() {
+  to_follow_ = graph_.storages().size();
+  if (!std::exchange(is_behind_, false)) return;
+  for (Storage* storage : graph_.storages()) update(storage, false);
 }
 
 namespace {

@@ -34,6 +34,7 @@ void VictimSearch::promote(Device& device) {
 }
 
 SearchContext VictimSearch::context_of(Device& device) {
+  costs_.catch_up();
   promote(device);
   SearchContext context{};
   context.now_ns = environment_.clock_ns;
