@@ -97,11 +97,6 @@ class CopyFrom(_Line, frozen=True, tag="COPY_FROM"):
     src: str
 
 
-class _Copyfrom(_Line, frozen=True, tag="COPYFROM"):
-    dst: str
-    src: str
-
-
 class Release(_Line, frozen=True, tag="RELEASE"):
     name: str
 
@@ -130,7 +125,6 @@ def place(module: str, line: str) -> Annotate:
 
 # Not strict: a number may be written as a string.
 _decode = msgspec.json.Decoder(Instruction, strict=False).decode
-_decode_copyfrom = msgspec.json.Decoder(_Copyfrom).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -224,7 +218,7 @@ class Reader:
             except _BAD_LINE as error:
                 if not line.strip():
                     continue
-                instruction = self._other_spelling(line, error)
+                instruction = self._respelled(line, error)
             empty = False
             yield instruction
         if empty:
@@ -243,12 +237,11 @@ class Reader:
             reason = f"the file is damaged or cut off after this line ({error})"
             raise self.error(reason) from None
 
-    def _other_spelling(self, line: bytes, failure: Exception) -> Instruction:
-        try:
-            found = _decode_copyfrom(line)
-        except _BAD_LINE:
-            raise self.error(f"{failure!s:.{MOST_SHOWN}}") from None
-        return CopyFrom(found.dst, found.src)
+    def _respelled(self, line: bytes, failure: Exception) -> Instruction:
+        """Of the spelling COPYFROM."""
+        with suppress(*_BAD_LINE):
+            return _decode(line.replace(b'"COPYFROM"', b'"COPY_FROM"', 1))
+        raise self.error(f"{failure!s:.{MOST_SHOWN}}") from None
 
 
 def _is(wanted: Annotate, line: bytes) -> bool:

@@ -135,26 +135,12 @@ def status() -> dict[str, Any]:
     except ImportError as error:
         return found(None, str(error))
     name = library_name(kinds()[-1])
-    cache, fault = _packaged(name)
-    reasons = [fault] if fault else []
+    cache, faults = _find(name)
     if cache is not None:
-        cache.close()
-        return found(PACKAGED / name)
-    for folder in candidates():
-        path = folder.absolute() / name
-        try:
-            with Cache(folder, create=False) as cache:
-                fault = cache.fault(name)
-        except BridgeError as error:
-            if folder.exists():
-                reasons.append(str(error))
-            continue
-        if fault is None:
-            return found(path)
-        if fault:
-            reasons.append(f"{path} {fault}")
-    reasons.append("compiled on first use" if compiler.find() else _no_compiler())
-    return found(candidates()[0].absolute() / name, "; ".join(reasons))
+        with cache:
+            return found(cache.path / name)
+    faults.append("compiled on first use" if compiler.find() else _no_compiler())
+    return found(candidates()[0].absolute() / name, "; ".join(faults))
 
 
 def _no_compiler() -> str:
@@ -164,21 +150,29 @@ def _no_compiler() -> str:
     )
 
 
-def _packaged(name: str) -> tuple[Cache | None, str | None]:
-    """The package's own folder if its bridge loads; else the bridge's fault, if there is one."""
-    try:
-        cache = Cache(PACKAGED, create=False, packaged=True)
-    except BridgeError:  # not from such a wheel
-        return None, None
-    fault = cache.fault(name)
-    if fault is None:
+def _find(name: str) -> tuple[Cache | None, list[str]]:
+    """The first folder that has the bridge, the package's own before the others, and the faults of
+    those before it."""
+    faults = []
+    for folder in (PACKAGED, *candidates()):
         try:
-            _load(cache.address(name))
-            return cache, None
-        except BridgeError as error:  # a C or C++ library that is older than the wheel's
-            fault = f"is not used: {error}"
-    cache.close()
-    return None, f"{cache.path / name} {fault}" if fault else None
+            cache = Cache(folder, create=False, packaged=folder == PACKAGED)
+        except BridgeError as error:
+            if folder.exists():
+                faults.append(str(error))
+            continue
+        fault = cache.fault(name)
+        if fault is None and folder == PACKAGED:
+            try:
+                _load(cache.address(name))
+            except BridgeError as error:  # a C or C++ library that is older than the wheel's
+                fault = f"is not used: {error}"
+        if fault is None:
+            return cache, faults
+        cache.close()
+        if fault:
+            faults.append(f"{cache.path / name} {fault}")
+    return None, faults
 
 
 def build(device: str) -> Path:
@@ -197,25 +191,15 @@ def _cache_with(name: str, device: str) -> Cache:
 
     if (reason := torch_versions.newer(torch.__version__)) is not None:
         print(f"dtr_alloc: {reason}", file=sys.stderr)
-    packaged, packaged_fault = _packaged(name)
-    if packaged is not None:
-        return packaged
-    for folder in candidates():
-        try:
-            cache = Cache(folder, create=False)
-        except BridgeError:  # said below, if it is needed
-            continue
-        if cache.fault(name) is None:
-            return cache
-        cache.close()
-    if packaged_fault is not None:
-        print(f"dtr_alloc: {packaged_fault}", file=sys.stderr)
-    cache = _cache_to_build_in()
+    found, faults = _find(name)
+    if found is not None:
+        return found
+    cache = _cache_to_build_in(faults)
+    for fault in faults:
+        print(f"dtr_alloc: {fault}", file=sys.stderr)
     try:
         if (cxx := compiler.find()) is None:
             raise BridgeError(_no_compiler())
-        if fault := cache.fault(name):
-            print(f"dtr_alloc: {cache.path / name} {fault}, and is built again", file=sys.stderr)
         print(
             f"dtr_alloc: compiling the bridge to PyTorch for {device}, once: it is kept in "
             f"{cache.path}",
@@ -232,19 +216,15 @@ def _cache_with(name: str, device: str) -> Cache:
     return cache
 
 
-def _cache_to_build_in() -> Cache:
-    """The first usable folder; reports why those before it are not."""
-    reasons = []
+def _cache_to_build_in(faults: list[str]) -> Cache:
+    """The first usable folder. Adds the faults of those before it, unless they are known."""
     for folder in candidates():
         try:
-            cache = Cache(folder, create=True)
+            return Cache(folder, create=True)
         except BridgeError as error:
-            reasons.append(str(error))
-            continue
-        for reason in reasons:
-            print(f"dtr_alloc: {reason}", file=sys.stderr)
-        return cache
-    raise BridgeError("; ".join(reasons))
+            if str(error) not in faults:
+                faults.append(str(error))
+    raise BridgeError("; ".join(faults))
 
 
 def _compile(line: list[str], folder: int) -> None:

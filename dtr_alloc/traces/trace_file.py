@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import sys
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -284,10 +283,8 @@ def _to_json(value: object) -> bytes:
 
 
 def _shuffled(numbers: array[int], width: int) -> bytes:
-    """The lowest bytes of all numbers, then the next, ...: similar bytes are neighbors."""
-    if sys.byteorder == "big":
-        numbers = numbers[:]
-        numbers.byteswap()
+    """The lowest bytes of all numbers, then the next, ...: similar bytes are neighbors. (Machines
+    are little-endian.)"""
     data = numbers.tobytes()
     return data if width == 1 else b"".join([data[byte::width] for byte in range(width)])
 
@@ -297,6 +294,5 @@ def _unshuffled(planes: bytes, width: int, count: int) -> bytes:
         return planes
     data = bytearray(len(planes))
     for byte in range(width):
-        at = byte if sys.byteorder == "little" else width - 1 - byte
-        data[at::width] = planes[byte * count : (byte + 1) * count]
+        data[byte::width] = planes[byte * count : (byte + 1) * count]
     return bytes(data)
