@@ -228,7 +228,7 @@ TARGETS = {
     "schedule": Target(schedule_bytes, use_schedule, True),
     "config": Target(hostile.config_bytes, use_config),
     "costs": Target(hostile.costs_bytes, use_costs),
-    "result": Target(hostile.graphs_bytes, use_result),
+    "result": Target(hostile.costs_bytes, use_result),
 }
 
 
