@@ -35,6 +35,7 @@ MOST_BYTES = 1 << 25
 """Of a file: 512 for each entry."""
 
 
+_SIGNATURE = re.compile(r"(?!0{16})[0-9a-f]{16}")
 _operator_names: dict[int, str] = {}
 
 
@@ -64,12 +65,27 @@ class CostFileError(ConfigError):
 
 @dataclass(frozen=True)
 class Entry:
-    """The cost of the calls of one signature."""
+    """The cost of the calls of one signature, as in a file. Raises ValueError for values that no
+    engine has."""
 
-    signature: int
+    signature: str
     operator: str
     cost_ns: int
     readings: int
+
+    def __post_init__(self) -> None:
+        if not _SIGNATURE.fullmatch(self.signature) or not self.operator.isprintable():
+            raise ValueError("a wrong signature or operator")
+        if not (0 < self.cost_ns <= MOST_COST_NS and 0 < self.readings <= MOST_COST_NS):
+            raise ValueError("a number that is not within 1 and 2**40")
+
+
+@dataclass(frozen=True)
+class _Document:
+    format: str
+    version: int
+    device: str
+    entries: list[Entry]
 
 
 @dataclass
@@ -99,42 +115,30 @@ class CostFile:
         if path.is_fifo():  # reading it would wait for a writer
             raise CostFileError(path, "it is a pipe")
         try:
-            text = bounded.read_bytes(path, MOST_BYTES).decode()
+            entries = _entries(bounded.read_bytes(path, MOST_BYTES), device)
         except FileNotFoundError:
             return cls(path, device)
         except OSError as error:
             raise CostFileError(path, f"it cannot be read: {error.strerror}") from None
-        except UnicodeDecodeError:
-            raise CostFileError(path, "it is not text") from None
-        except bounded.TooMuch as error:
-            raise CostFileError(path, str(error)) from None
-        try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise CostFileError(path, f"it is not JSON: {error}") from None
         except MemoryError:
             raise CostFileError(path, bounded.OUT_OF_MEMORY) from None
-        try:
-            return cls(path, device, _entries(document, device))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CostFileError(path, str(error)) from None
+        return cls(path, device, entries)
 
     def install(self, engine: Any) -> None:
         """Gives the engine these costs and no others."""
         costs = ffi.new("dtr_cost[]", len(self.entries))
         for index, entry in enumerate(self.entries):
             key = operator_key(entry.operator)
-            costs[index] = (entry.signature, key, entry.cost_ns, entry.readings)
+            costs[index] = (int(entry.signature, 16), key, entry.cost_ns, entry.readings)
         check(lib.dtr_engine_set_costs(engine, costs, len(self.entries)))
 
     def write(self, engine: Any) -> None:
         """Writes the engine's costs: a reader sees the whole file or the one before. Raises
         OSError."""
-        entries = [vars(entry) for entry in known(engine)]
-        for entry in entries:
-            entry["signature"] = f"{entry['signature']:016x}"
         head = {"format": FORMAT, "version": VERSION, "device": self.device}
-        rows = ",\n".join(f"  {json.dumps(entry)}" for entry in entries)
+        rows = ",\n".join(f"  {json.dumps(vars(entry))}" for entry in known(engine))
         text = json.dumps(head)[:-1] + ', "entries": [\n' + rows + "\n]}\n"
         report.write_text(self.path, text)
 
@@ -159,51 +163,26 @@ def known(engine: Any) -> list[Entry]:
     count = min(lib.dtr_engine_get_costs(engine, costs, MOST_ENTRIES), MOST_ENTRIES)
     entries = [
         Entry(
-            cost.signature, _operator_names.get(cost.op_key, "unknown"), cost.cost_ns, cost.readings
+            f"{cost.signature:016x}",
+            operator_name(cost.op_key) or "unknown",
+            cost.cost_ns,
+            cost.readings,
         )
         for cost in ffi.unpack(costs, count)
     ]
     return sorted(entries, key=lambda entry: (entry.operator, entry.signature))
 
 
-_SIGNATURE = re.compile(r"[0-9a-f]{16}")
+def _entries(text: bytes | bytearray, device: str) -> list[Entry]:
+    """The entries of a file. Raises ValueError that names the fault."""
+    import msgspec  # not in every job
 
-
-def _entries(document: object, device: str) -> list[Entry]:
-    """The entries of a document. Raises ValueError that names the fault."""
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"its format is not {FORMAT!r}")
-    if document.get("version") != VERSION:
-        raise ValueError(f"its version is {shown(document.get('version'))}, not {VERSION}")
-    if document.get("device") != device:
-        raise ValueError(f"its costs are of device {shown(document.get('device'))}, not {device!r}")
-    rows = document.get("entries")
-    if not isinstance(rows, list) or len(rows) > MOST_ENTRIES:
-        raise ValueError(f"its entries are not a list of at most {MOST_ENTRIES}")
-    entries: dict[int, Entry] = {}
-    for index, row in enumerate(rows):
-        entry = _entry(row)
-        if entry is None or entry.signature in entries:
-            raise ValueError(f"entry {index} is damaged or stands there twice: {shown(row)}")
-        entries[entry.signature] = entry
-    return list(entries.values())
-
-
-def _entry(row: object) -> Entry | None:
-    """An entry, or None if it is damaged."""
-    if not isinstance(row, dict):
-        return None
-    signature, operator = row.get("signature"), row.get("operator")
-    if not isinstance(signature, str) or not _SIGNATURE.fullmatch(signature):
-        return None
-    if not isinstance(operator, str) or not operator.isprintable():
-        return None
-    number, cost_ns, readings = int(signature, 16), _count(row, "cost_ns"), _count(row, "readings")
-    return Entry(number, operator, cost_ns, readings) if number and cost_ns and readings else None
-
-
-def _count(row: dict[str, Any], name: str) -> int:
-    """A positive whole number, or 0."""
-    value = row.get(name)
-    good = isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_COST_NS
-    return int(value or 0) if good else 0
+    found = msgspec.json.decode(text, type=_Document)
+    head, needed = (found.format, found.version, found.device), (FORMAT, VERSION, device)
+    if head != needed:
+        raise ValueError(f"its format, version and device are {shown([*head])}, not {[*needed]}")
+    if len(found.entries) > MOST_ENTRIES:
+        raise ValueError(f"it has more than {MOST_ENTRIES} entries")
+    if len({entry.signature for entry in found.entries}) < len(found.entries):
+        raise ValueError("a signature stands there twice")
+    return found.entries
