@@ -84,40 +84,13 @@ OPTIONS: dict[int, frozenset[str]] = {
 """Further options by the model's number: fields of dtr_fragment_options."""
 
 
-@dataclass
-class Series(walk.Series):
-    """The heap after some rows of the trace, from the last row of the start (Trace.start_rows) on:
-    about SAMPLES rows, evenly, and those of the peaks of live, reserved and lost bytes.
-
-    Attributes:
-        used_bytes: of the blocks in use, as rounded.
-        free_blocks: the number of holes. Paging needs no contiguity: all free bytes are one hole.
-    """
-
-    used_bytes: array[int]
-    free_blocks: array[int]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A part of a model's memory: a block in use or a hole."""
-
-    address: int
-    size_bytes: int
-    stream: int
-    used: bool
-
-
 @dataclass(frozen=True)
 class ModelRun:
     """The outcome of a run. All counters are of the events before its end."""
 
     model: str
-    options: dict[str, Any]
-    """Beside the budget."""
     budget_bytes: int | None
     """Of the device; None: no limit."""
-    device: int
     completed: bool
     """False: out of memory."""
     failed_event: int | None
@@ -138,13 +111,12 @@ class ModelRun:
     ns_per_operation: float
     """The real time of the run, over allocations and frees. This run only counts bytes after each
     event; a second pass makes series and blocks."""
-    series: Series = field(repr=False)
-    holes: array[int] = field(repr=False)
-    """The sizes of the holes when lost bytes were at their peak, in address order."""
-    worst_blocks: list[Block] = field(repr=False)
-    """All blocks and holes at that moment, in address order."""
-    end_blocks: list[Block] = field(repr=False)
-    """And at the end."""
+    series: walk.Series = field(repr=False)
+    """After about SAMPLES rows, evenly, from the last row of the start (Trace.start_rows) on, and
+    those of the peaks of live, reserved and lost bytes. Paging needs no contiguity: all of its free
+    bytes are one hole."""
+    holes: list[int] = field(repr=False)
+    """The sizes of the holes at the failure, or when lost bytes were at their peak."""
     segments: list[Segment] = field(repr=False)
     """In order. Empty for models with one arena."""
     placements: array[int] | None = field(repr=False)
@@ -201,17 +173,10 @@ class Prepared:
         Running out of memory is an outcome. Raises ValueError for an unknown model or option.
         """
         model = current_name(model)
-        struct, keep = _struct(model, budget_bytes, options)
-        struct.samples = samples
-        struct.start_rows = self._start_rows
-        struct.places = placements
-        out = ffi.new("dtr_fragment_run **")
-        check(lib.dtr_fragment_run_model(self._events, struct, out))
-        del keep
-        handle = ffi.gc(out[0], lib.dtr_fragment_destroy)
+        handle = self.handle(model, budget_bytes, options, samples, placements)
         result = ffi.new("dtr_fragment_result *")
         lib.dtr_fragment_get_result(handle, result)
-        worst = _blocks(handle, True)
+        blocks = structs(handle, lib.dtr_fragment_blocks, result.completed)
         same = (
             *("failed_bytes", "peak_live_bytes", "peak_used_bytes", "peak_reserved_bytes"),
             *("mean_lost_bytes", "max_lost_bytes", "end_live_bytes", "end_reserved_bytes"),
@@ -220,42 +185,44 @@ class Prepared:
         places = lib.dtr_fragment_places(handle, count)
         return ModelRun(
             model=model,
-            options=dict(options),
             budget_bytes=budget_bytes,
-            device=self.device,
             completed=bool(result.completed),
             failed_event=None if result.completed else int(result.failed_row),
             events=result.served_events,
             **{name: getattr(result, name) for name in same},
             ns_per_operation=result.run_ns / max(1, result.served_events),
             series=_series(handle, self.trace),
-            holes=array("Q", [block.size_bytes for block in worst if not block.used]),
-            worst_blocks=worst,
-            end_blocks=_blocks(handle, False),
+            holes=[block.size_bytes for block in blocks if not block.used],
             segments=[
                 Segment(int(s.row), int(s.address), int(s.size_bytes), bool(s.taken))
-                for s in _structs(handle, lib.dtr_fragment_segments)
+                for s in structs(handle, lib.dtr_fragment_segments)
             ],
             placements=walk.column("Q", places, count[0])
             if placements and count[0] == self.allocations
             else None,
         )
 
+    def handle(
+        self,
+        model: str,
+        budget_bytes: int | None,
+        options: dict[str, Any],
+        samples: int,
+        placements: bool,
+    ) -> Any:
+        """A run as the core has it (dtr_fragment_run)."""
+        struct, keep = _struct(model, budget_bytes, options)
+        struct.samples = samples
+        struct.start_rows = self._start_rows
+        struct.places = placements
+        out = ffi.new("dtr_fragment_run **")
+        check(lib.dtr_fragment_run_model(self._events, struct, out))
+        del keep
+        return ffi.gc(out[0], lib.dtr_fragment_destroy)
+
     def fits(self, model: str, budget_bytes: int, **options: Any) -> bool:
         """Whether the model gets through within the budget."""
         return self.run(model, budget_bytes, samples=0, **options).completed
-
-
-def run_model(
-    trace: Trace,
-    model: str = "pytorch",
-    budget_bytes: int | None = None,
-    *,
-    device: int | None = None,
-    **options: Any,
-) -> ModelRun:
-    """Prepared(trace, device).run(...)."""
-    return Prepared(trace, device).run(model, budget_bytes, **options)
 
 
 def smallest_budget(
@@ -349,27 +316,20 @@ def _struct(model: str, budget_bytes: int | None, options: dict[str, Any]) -> tu
     return struct, keep
 
 
-def _structs(handle: Any, function: Any, *arguments: Any) -> Any:
+def structs(handle: Any, function: Any, *arguments: int) -> list[Any]:
+    """The structs that a function of the core gives of a run."""
     count = ffi.new("uint64_t *")
     start = function(handle, *arguments, count)
-    return ffi.unpack(start, count[0]) if count[0] else []
+    return list(ffi.unpack(start, count[0])) if count[0] else []
 
 
-def _blocks(handle: Any, worst: bool) -> list[Block]:
-    return [
-        Block(int(b.address), int(b.size_bytes), int(b.stream), bool(b.used))
-        for b in _structs(handle, lib.dtr_fragment_blocks, int(worst))
-    ]
-
-
-def _series(handle: Any, trace: Trace) -> Series:
-    samples = _structs(handle, lib.dtr_fragment_samples)
+def _series(handle: Any, trace: Trace) -> walk.Series:
+    samples = structs(handle, lib.dtr_fragment_samples)
     rows = [sample.row for sample in samples]
-    names = ("live_bytes", "used_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes")
-    return Series(
+    names = ("live_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes")
+    return walk.Series(
         event=array("q", rows),
         time_ns=array("q", [trace.time_ns[row] for row in rows]),
         **{name: array("Q", [getattr(s, name) for s in samples]) for name in names},
-        free_blocks=array("Q", [s.free_blocks for s in samples]),
         sum_free_squares=array("d", [s.sum_free_squares for s in samples]),
     )

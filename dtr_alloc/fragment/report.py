@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -155,13 +154,10 @@ def of_model(
     found = measures.of_run(done)
     if budget_bytes is not None:
         found = replace(found, name=f"{model} in {format_size(budget_bytes)}")
-    holes = done.holes
-    if not done.completed:
-        holes = array("Q", [b.size_bytes for b in done.end_blocks if not b.used])
     return Row(
         found,
         done.series,
-        sorted(holes),
+        sorted(done.holes),
         None
         if done.placements is None
         else placed(prepared.trace, done.placements, done.failed_event),

@@ -95,6 +95,18 @@ def compare(
     )
 
 
+def run_model(
+    trace: Trace,
+    model: str = "pytorch",
+    budget_bytes: int | None = None,
+    *,
+    device: int | None = None,
+    **options: Any,
+) -> ModelRun:
+    """Prepared(trace, device).run(...)."""
+    return Prepared(trace, device).run(model, budget_bytes, **options)
+
+
 def segment_addresses(trace: Trace, device: int = 0) -> array[int]:
     """The addresses of the segments of a recorded run, in the order of their allocation: the option
     ``segment_addresses`` of the model "pytorch". With ``ties_by_address`` it then chooses among

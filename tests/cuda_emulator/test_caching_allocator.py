@@ -116,7 +116,8 @@ def keep(trace, told, folder, name):
 
 
 def test_memory_runs_out_at_the_request_that_the_model_names(machine, tmp_path):
-    from dtr_alloc.fragment.models import run_model
+    from fidelity import run_model
+
     from dtr_alloc.traces.trace import Kind
 
     free, told, _ = recorded(machine, tmp_path, Variant("brief"))

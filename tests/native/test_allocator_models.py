@@ -4,12 +4,21 @@ from array import array
 from itertools import pairwise
 
 import pytest
-from fidelity import segment_addresses
+from fidelity import run_model, segment_addresses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_trace import LETTERS, of_text
 
-from dtr_alloc.fragment.models import MIB, MODELS, NO_LIMIT, Prepared, run_model, smallest_budget
+from dtr_alloc.core import lib
+from dtr_alloc.fragment.models import (
+    MIB,
+    MODELS,
+    NO_LIMIT,
+    SAMPLES,
+    Prepared,
+    smallest_budget,
+    structs,
+)
 from dtr_alloc.simulation.simulate import PLACEMENTS
 from dtr_alloc.traces.trace import Kind, Trace
 
@@ -102,25 +111,19 @@ def test_expandable_segments_go_back_page_by_page_only(limits):
 @settings(max_examples=25)
 @given(script=SCRIPTS, budget=BUDGETS)
 def test_blocks_and_holes_tile_what_is_reserved(model, script, budget):
-    result = run_model(trace_of(script), model, budget)
-    for blocks, sizes in ((result.worst_blocks, result.holes), (result.end_blocks, None)):
+    prepared = Prepared(trace_of(script))
+    result = prepared.run(model, budget)
+    handle = prepared.handle(model, budget, {}, SAMPLES, False)
+    at_end, at_worst = (structs(handle, lib.dtr_fragment_blocks, worst) for worst in (0, 1))
+    for blocks in (at_end, at_worst):
         assert all(a.address + a.size_bytes <= b.address for a, b in pairwise(blocks))
-        if sizes is not None:
-            assert list(sizes) == [block.size_bytes for block in blocks if not block.used]
-    assert sum(block.size_bytes for block in result.end_blocks) == result.end_reserved_bytes
-    series = result.series
-    for used, reserved, free, largest, count, squares in zip(
-        series.used_bytes,
-        series.reserved_bytes,
-        series.free_bytes,
-        series.largest_free_bytes,
-        series.free_blocks,
-        series.sum_free_squares,
-        strict=True,
-    ):
-        assert used + free == reserved
-        assert largest <= free <= count * largest
-        assert largest**2 <= squares <= free**2
+    shown = at_worst if result.completed else at_end
+    assert result.holes == [block.size_bytes for block in shown if not block.used]
+    assert sum(block.size_bytes for block in at_end) == result.end_reserved_bytes
+    for at in structs(handle, lib.dtr_fragment_samples):
+        assert at.used_bytes + at.free_bytes == at.reserved_bytes
+        assert at.largest_free_bytes <= at.free_bytes <= at.free_blocks * at.largest_free_bytes
+        assert at.largest_free_bytes**2 <= at.sum_free_squares <= at.free_bytes**2
 
 
 @settings(max_examples=60)

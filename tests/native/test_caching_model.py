@@ -9,9 +9,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from fidelity import compare
+from fidelity import compare, run_model
 
-from dtr_alloc.fragment.models import MIB, run_model
+from dtr_alloc.fragment.models import MIB
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 

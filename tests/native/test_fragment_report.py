@@ -7,11 +7,12 @@ from pathlib import Path
 import made_up_trace
 import pytest
 from commands import fragment
+from fidelity import run_model
 from rich.console import Console
 
 from dtr_alloc.cli.common import print_table
 from dtr_alloc.fragment import report
-from dtr_alloc.fragment.models import MIB, MODELS, Prepared, run_model
+from dtr_alloc.fragment.models import MIB, MODELS, Prepared
 from dtr_alloc.fragment.residency import FREED, STAYED
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
