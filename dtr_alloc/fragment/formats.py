@@ -15,7 +15,7 @@ from dtr_alloc.traces.trace import Trace, TraceError
 
 _HEAD_BYTES = 4096
 
-WRITES = ("torch", "rmm", "chrome", "trace")
+WRITES = ("torch", "chrome", "trace")
 """The kinds of files that write() makes."""
 
 
@@ -64,7 +64,6 @@ def write(
     trace: Trace,
     path: str | os.PathLike[str],
     to: str,
-    device: int | None = None,
     profile: Path | None = None,
 ) -> Counter[str]:
     """Writes a checked trace as one of WRITES. It is first written to a file beside the path, so a
@@ -78,7 +77,6 @@ def write(
         "trace": lambda part: trace_file.write(trace, part),
         "torch": lambda part: torch_export.write(trace, part),
         "chrome": lambda part: chrome_trace.write(trace, part, profile),
-        "rmm": lambda part: rmm.write(trace, part, device=device),
     }
     with beside(Path(path)) as part:
         return makers[to](part) or Counter()

@@ -1,10 +1,9 @@
-"""RMM's memory event log: read as a trace, and written from one.
+"""RMM's memory event log, read as a trace.
 
 The log is CSV with the columns ``Thread,Time,Action,Pointer,Size,Stream``, one line for each
 allocate, free and failed allocate of one memory resource (RMM's logging_resource_adaptor; its
 replay benchmark reads the same). Spark RAPIDS writes no line of columns. A log has neither segments
-nor names, and does not state its device. Only allocations, frees and failures of a trace are
-written.
+nor names, and does not state its device.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from dtr_alloc.traces.trace import MOST_EVENTS, MOST_TIME_NS, Kind, Trace, Trace
 
 HEADER = ("Thread", "Time", "Action", "Pointer", "Size", "Stream")
 
-_NAMES: dict[int, str] = {
-    Kind.ALLOCATE: "allocate",
-    Kind.FREE: "free",
-    Kind.OUT_OF_MEMORY: "allocate failure",
+_ACTIONS = {
+    "allocate": Kind.ALLOCATE,
+    "free": Kind.FREE,
+    "deallocate": Kind.FREE,  # in RMM's manual, not in its code
+    "allocate failure": Kind.OUT_OF_MEMORY,
 }
-_ACTIONS = {name: Kind(kind) for kind, name in _NAMES.items()}
-_ACTIONS["deallocate"] = Kind.FREE  # in RMM's manual, not in its code
 _CLOCK = re.compile(r"([0-9]{1,2}):([0-9]{2}):([0-9]{2})[:.]([0-9]{1,9})", re.ASCII)
 _EPOCH = re.compile(r"([0-9]{1,12})\.([0-9]{1,9})", re.ASCII)
 _DAY_NS = 24 * 3600 * 10**9
@@ -180,37 +178,3 @@ def _number(text: str, what: str, at: str) -> int:
     if not 0 <= number < 2**64:
         raise TraceError(f"{at}: the {what} is {shown(text)}; allowed: a number of 64 bits")
     return number
-
-
-def write(trace: Trace, path: str | os.PathLike[str], *, device: int | None = None) -> None:
-    """Writes a trace as a log. Times are cut to microseconds; a free has the size of its
-    allocation.
-
-    Args:
-        trace: checked by the caller (Trace.validate).
-        path: the file.
-        device: whose events; needed if the trace has several devices.
-
-    Raises TraceError without a device where it is needed, and OSError as the disk does.
-    """
-    devices = sorted(set(trace.device))
-    if device is None and len(devices) > 1:
-        raise TraceError(f"the trace has devices {devices}, and a log of RMM is of one: choose it")
-    wanted = devices[0] if device is None and devices else device
-    # What a FREE returns is what its ALLOCATE asked for.
-    lifetimes = trace.lifetimes()
-    sizes = dict(zip(lifetimes.end, lifetimes.size_bytes, strict=True))
-    with open(path, "w", newline="", encoding="ascii") as file:
-        file.write(",".join(HEADER) + "\n")
-        for index, kind in enumerate(trace.kind):
-            action = _NAMES.get(kind)
-            if action is None or trace.device[index] != wanted:
-                continue
-            address = trace.address[index]
-            pointer = f"{address:#x}" if address else "(nil)"
-            size = sizes.get(index, trace.size_bytes[index])
-            stream = trace.stream[index]
-            seconds, micro = divmod(trace.time_ns[index] % _DAY_NS // 1000, 10**6)
-            clock = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{micro:06}"
-            number = f"{stream:#x}" if stream else 0
-            file.write(f"0,{clock},{action},{pointer},{size},{number}\n")

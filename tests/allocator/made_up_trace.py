@@ -259,3 +259,10 @@ def memory_at_end(trace: Trace) -> list[list[tuple[int, int]]]:
         elif kind == Kind.SEGMENT_FREE:
             memory[device].remove(address, address + size)
     return [list(of) for of in memory]
+
+
+def without_segments(trace, device):
+    """The allocations, frees and failures of a device, as a log of RMM has them."""
+    rows = enumerate(zip(trace.kind, trace.device, strict=True))
+    chosen = (Kind.ALLOCATE, Kind.FREE, Kind.OUT_OF_MEMORY)
+    return trace.select(row for row, (kind, of) in rows if kind in chosen and of == device)

@@ -167,6 +167,6 @@ def test_of_a_long_trace_the_longest_and_the_largest_and_the_peak_stay(tmp_path,
 
 def test_a_profile_is_for_one_format(trace, tmp_path, profile):
     trace_file.write(trace, tmp_path / "a.trace")
-    options = ("--to", "rmm", "--profile", profile(), "-o", tmp_path / "out")
+    options = ("--to", "torch", "--profile", profile(), "-o", tmp_path / "out")
     done = fragment("export", tmp_path / "a.trace", *options, status=2)
-    assert "--profile is for --to chrome, not for --to rmm" in done.output
+    assert "--profile is for --to chrome, not for --to torch" in done.output

@@ -1,4 +1,4 @@
-"""RMM's CSV log: read, written, refused; and the commands that convert. Needs nothing."""
+"""RMM's CSV log: read and refused; and the commands that convert. Needs nothing."""
 
 import gzip
 
@@ -88,32 +88,10 @@ def a_trace():
     return trace
 
 
-def test_allocations_survive_the_way_to_rmm_and_back(tmp_path):
-    trace = a_trace()
-    rmm.write(trace, tmp_path / "log.csv")
-    found = rmm.read(tmp_path / "log.csv")
-    found.validate()
-    expected = trace.select([1, 2, 4, 5])
-    expected.size_bytes[2] = 1000  # as asked for
-    for column in ("kind", "address", "size_bytes", "stream"):
-        assert getattr(found, column) == getattr(expected, column)
-    assert list(found.time_ns)[:3] == [0, 1000, 2000]
-
-
-def test_a_trace_of_several_devices_becomes_a_log_of_the_chosen_one(tmp_path):
-    trace = a_trace()
-    trace.device[2] = 1
-    with pytest.raises(TraceError, match=r"devices \[0, 1\]"):
-        rmm.write(trace, tmp_path / "log.csv")
-    rmm.write(trace, tmp_path / "log.csv", device=1)
-    assert list(rmm.read(tmp_path / "log.csv").address) == [1 << 41]
-
-
-def test_the_commands_convert_between_trace_and_log(tmp_path):
-    trace_file.write(a_trace(), tmp_path / "a.trace")
-    fragment("export", tmp_path / "a.trace", "--to", "rmm", "-o", tmp_path / "b.csv")
-    fragment("import", tmp_path / "b.csv", "-o", tmp_path / "c.trace")
-    assert list(trace_file.read(tmp_path / "c.trace").lifetimes().size_bytes) == [1000, 7]
+def test_the_command_makes_a_trace_of_a_log(log, tmp_path):
+    path = log("1,00:00:00.0,allocate,0x10,8,0", "1,00:00:01.0,allocate,0x20,7,0")
+    fragment("import", path, "-o", tmp_path / "c.trace")
+    assert list(trace_file.read(tmp_path / "c.trace").lifetimes().size_bytes) == [8, 7]
 
 
 def test_a_command_that_fails_names_the_file_and_leaves_what_was_there(tmp_path):
@@ -132,6 +110,6 @@ def test_what_a_killed_job_left_is_exported_only_if_that_is_said(tmp_path):
     trace_file.write(a_trace(), tmp_path / "a.trace")
     whole = (tmp_path / "a.trace").read_bytes()
     (tmp_path / "a.trace").write_bytes(whole[:-1])
-    line = ("export", tmp_path / "a.trace", "--to", "rmm", "-o", tmp_path / "b.csv")
+    line = ("export", tmp_path / "a.trace", "--to", "torch", "-o", tmp_path / "b")
     assert "cut off" in fragment(*line, status=2).output
     fragment(*line, "--allow-truncated")

@@ -5,9 +5,9 @@ import pickletools
 from pathlib import Path
 
 import pytest
-from made_up_trace import a_life, live_at_end, memory_at_end
+from made_up_trace import a_life, live_at_end, memory_at_end, without_segments
 
-from dtr_alloc.fragment import formats, rmm, torch_export, torch_snapshot
+from dtr_alloc.fragment import formats, torch_export, torch_snapshot
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 
@@ -78,9 +78,8 @@ def test_a_snapshot_of_pytorchs_own_trace_fits_together_too(snapshots, name):
     check_as_the_viewer_does(torch_export.to_snapshot(trace))
 
 
-def test_a_trace_without_segments_gets_some_around_its_blocks(tmp_path):
-    rmm.write(a_life(), tmp_path / "log.csv", device=1)
-    trace = rmm.read(tmp_path / "log.csv")
+def test_a_trace_without_segments_gets_some_around_its_blocks():
+    trace = without_segments(a_life(), 1)
     snapshot = torch_export.to_snapshot(trace)
     check_as_the_viewer_does(snapshot)
     assert snapshot["segments"]

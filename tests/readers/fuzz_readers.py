@@ -120,7 +120,7 @@ def use_trace(rng: random.Random, path: Path) -> None:
     if rng.random() < 0.005:  # matplotlib takes seconds
         command("fragment", "report", path, "--model", "exact", "--out", path.with_name("pictures"))
     if rng.random() < 0.1:
-        to = rng.choice(("torch", "rmm", "trace", "chrome"))
+        to = rng.choice(formats.WRITES)
         command("fragment", "export", path, "--to", to, "-o", path.with_name("exported"))
 
 
@@ -134,7 +134,7 @@ def follow(rng: random.Random, trace: Trace, path: Path) -> None:
         json.dumps(report.document([part]))
         break  # 256 devices would be as many reports
     copy = path.with_name("copy")
-    formats.write(trace, copy, rng.choice(formats.WRITES), device=trace.device[0])
+    formats.write(trace, copy, rng.choice(formats.WRITES))
     formats.read(copy)
 
 

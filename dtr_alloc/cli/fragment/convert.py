@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -19,7 +18,7 @@ from dtr_alloc.traces.trace import TraceError
 @truncated_option
 def import_(source: Path, out: Path, allow_truncated: bool) -> None:
     """Converts IN, a memory snapshot of PyTorch, an RMM log or another trace, to a trace."""
-    _convert(source, out, "trace", allow_truncated=allow_truncated)
+    _convert(source, out, "trace", allow_truncated)
 
 
 @click.command("export", short_help="Convert a trace to another tool's file.")
@@ -29,10 +28,9 @@ def import_(source: Path, out: Path, allow_truncated: bool) -> None:
     "--to",
     required=True,
     type=click.Choice(formats.WRITES),
-    help="torch: what PyTorch's memory viewer opens. rmm: the CSV log of RMM. chrome: what "
-    "Perfetto opens (.json.gz). trace: our own.",
+    help="torch: what PyTorch's memory viewer opens. chrome: what Perfetto opens (.json.gz). "
+    "trace: our own.",
 )
-@click.option("--device", type=click.IntRange(min=0), help="Which, if the trace has several.")
 @click.option(
     "--profile",
     metavar="FILE",
@@ -45,25 +43,24 @@ def export(
     source: Path,
     out: Path,
     to: str,
-    device: int | None,
     profile: Path | None,
     allow_truncated: bool,
 ) -> None:
     """Converts the trace IN (or a file that `import` reads) to another format."""
     if profile is not None and to != "chrome":
         raise click.UsageError(f"--profile is for --to chrome, not for --to {to}")
-    options = {"device": device, "profile": profile}
-    _convert(source, out, to, allow_truncated=allow_truncated, **options)
+    _convert(source, out, to, allow_truncated, profile)
 
 
-def _convert(source: Path, out: Path, to: str, *, allow_truncated: bool, **options: Any) -> None:
-    """options: of formats.write()."""
+def _convert(
+    source: Path, out: Path, to: str, allow_truncated: bool, profile: Path | None = None
+) -> None:
     try:
         trace = formats.read(source, allow_truncated=allow_truncated)
     except (TraceError, OSError) as error:
         raise of_file(source, error) from None
     try:
-        left_out = formats.write(trace, out, to, **options)
+        left_out = formats.write(trace, out, to, profile)
     except TraceError as error:
         raise of_file(source, error) from None
     except OSError as error:
