@@ -4,7 +4,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_fixtures import few_or_many
-from native_pool import FREE, IN_USE, KIB, MIB, NO_LIMIT, PENDING, NativePool, check, ffi, fill, lib
+from native_pool import (
+    FREE,
+    IN_USE,
+    KIB,
+    MIB,
+    NO_LIMIT,
+    PENDING,
+    NativePool,
+    OutOfMemory,
+    check,
+    ffi,
+    fill,
+    lib,
+)
 from native_pool import read as contents
 
 CHUNK = 64 * KIB
@@ -43,19 +56,6 @@ class TestInAFreeHole:
             fill(at, 2 * chunk - 100, 9)
             assert contents(at, 2 * chunk - 100) == {9}
 
-    def test_a_block_that_was_given_is_freed_copied_and_moved_as_any(self, pool, chunk):
-        at = base_of(pool) + 4 * chunk
-        source = pool.allocate(chunk)
-        assert pool.try_at(chunk, at) == given_at(at)
-        if pool.has_memory:
-            fill(source, chunk, 4)
-        pool.copy(at, source, chunk)
-        pool.synchronize(0)
-        if pool.has_memory:
-            assert contents(at, chunk) == {4}
-        other = pool.allocate(chunk)
-        assert abs(other - at) >= chunk
-
     def test_an_address_that_no_block_can_have_gives_nothing(self, pool, chunk):
         base = base_of(pool)
         before = address_order(pool)
@@ -77,39 +77,19 @@ class TestInAFreeHole:
         pool.set_room(None)
 
 
-class TestInTheWay:
-    @pytest.fixture
-    def pool(self, make_pool):
-        with make_pool(16) as pool:
-            yield pool
-
-    @pytest.fixture
-    def blocks(self, pool, chunk):
-        """Six of two chunks each, of which every other one is free."""
+def test_those_in_the_way_are_counted_and_named_up_to_the_capacity(make_pool, chunk):
+    with make_pool(16) as pool:
         blocks = [pool.allocate(2 * chunk) for _ in range(6)]
-        assert blocks == sorted(blocks)
         for block in blocks[1::2]:
             pool.free(block)
-        return blocks
-
-    def test_one_that_is_touched_at_its_edge_counts(self, pool, blocks, chunk):
-        assert pool.try_at(chunk, blocks[1] - GRAIN) == (0, [blocks[0]], 1)
-        assert pool.try_at(2 * chunk + 1, blocks[1]) == (0, [blocks[2]], 1)
-        both = (0, [blocks[0], blocks[2]], 2)
-        assert pool.try_at(2 * chunk + 2 * GRAIN, blocks[1] - GRAIN) == both
-
-    @pytest.mark.parametrize("capacity", [0, 1, 2, 3, 4])
-    def test_how_many_there_are_is_said_with_any_capacity(self, pool, blocks, chunk, capacity):
-        named = blocks[::2][:capacity]
-        assert pool.try_at(12 * chunk, blocks[0], capacity=capacity) == (0, named, 3)
-
-    def test_nothing_is_written_beyond_the_capacity(self, pool, blocks, chunk):
-        in_the_way, count = ffi.new("void *[]", 3), ffi.new("uint64_t *")
-        at, out = ffi.cast("void *", blocks[0]), ffi.new("void **")
-        check(lib.dtr_pool_try_at(pool.handle, 12 * chunk, 0, at, in_the_way, 2, count, out))
-        assert [int(ffi.cast("uintptr_t", one)) for one in in_the_way] == [blocks[0], blocks[2], 0]
-        check(lib.dtr_pool_try_at(pool.handle, 12 * chunk, 0, at, ffi.NULL, 0, count, out))
-        assert (count[0], out[0]) == (3, ffi.NULL)
+        at, out, count = ffi.cast("void *", blocks[0]), ffi.new("void **"), ffi.new("uint64_t *")
+        for capacity in range(5):
+            named = ffi.new("void *[]", 4)
+            given = named if capacity else ffi.NULL
+            check(lib.dtr_pool_try_at(pool.handle, 12 * chunk, 0, at, given, capacity, count, out))
+            assert (count[0], out[0]) == (3, ffi.NULL)
+            found = [int(ffi.cast("uintptr_t", one)) for one in named]
+            assert found == [*blocks[::2][:capacity], *[0] * 4][:4]
 
 
 def test_small_requests_have_none(pool, has_slabs, chunk):
@@ -131,74 +111,31 @@ def test_pools_without_addresses_have_none(driver):
         assert pool.try_at(MIB, block) == NOTHING
 
 
-class TestOfAFixedPool:
-    """All requests are blocks, and there are no addresses above the budget's."""
-
-    @pytest.fixture
-    def pool(self):
-        with NativePool("host-fixed", budget=8 * CHUNK, chunk=CHUNK) as pool:
-            yield pool
-
-    def test_a_small_one_is_a_block_of_a_grain(self, pool):
+def test_a_small_one_of_a_fixed_pool_is_a_block_of_a_grain():
+    with NativePool("host-fixed", budget=8 * CHUNK, chunk=CHUNK) as pool:
         at = base_of(pool) + 3 * GRAIN
         assert pool.try_at(1, at) == given_at(at)
         assert pool.block_bytes(at) == GRAIN
         assert pool.try_at(1, at - GRAIN) == given_at(at - GRAIN)
         assert pool.try_at(1, at) == (0, [at], 1)
 
-    def test_above_the_budget_there_is_nothing(self, pool):
+
+def test_the_reservations_end_is_the_last_that_there_is(maps_chunks, driver, chunk):
+    # An eighth of the addresses is for slabs.
+    with NativePool(driver, budget=8 * chunk, chunk=chunk, reserve=32 * chunk) as pool:
         base = base_of(pool)
-        for at in (base + 8 * CHUNK, base + 7 * CHUNK + GRAIN, base + 100 * CHUNK):
-            assert pool.try_at(CHUNK, at) == NOTHING
-        pool.set_budget(12 * CHUNK)
-        assert pool.try_at(5 * CHUNK, base + 7 * CHUNK) == given_at(base + 7 * CHUNK)
-        assert pool.stats().reserved_bytes == 5 * CHUNK
 
+        def is_given(n):
+            place = pool.try_at(chunk, base + n * chunk)[0]
+            pool.free(place)
+            return place == base + n * chunk
 
-class TestWhereChunksAreAbsent:
-    """Above the addresses that the budget allots, of mapped pools of 8 chunks."""
-
-    @pytest.fixture
-    def pool(self, make_pool, maps_chunks):
-        with make_pool(8) as pool:
-            self.base = base_of(pool)
-            yield pool
-
-    def holds(self, pool, chunk):
-        """The budget, and what try_at must not have changed."""
-        pool.verify()
-        assert pool.stats().reserved_bytes <= 8 * chunk
-        have = sum(block.size_bytes for block in pool.snapshot())
-        assert have <= 8 * chunk, "no more addresses have memory than the budget allots"
-
-    def test_it_is_the_budgets_share_and_not_more(self, pool, chunk):
-        pool.set_budget(12 * chunk)
-        at = self.base + 30 * chunk
-        assert pool.try_at(12 * chunk, at) == given_at(at)
-        assert pool.try_at(chunk, self.base) == NOTHING
-        pool.free(at)
-        pool.set_budget(4 * chunk)
-        assert pool.try_at(4 * chunk + 1, at) == NOTHING
-        assert pool.try_at(4 * chunk, at) == given_at(at)
-        self.holds(pool, chunk)
-
-    def test_the_reservations_end_is_the_last_that_there_is(self, maps_chunks, driver, chunk):
-        # An eighth of the addresses is for slabs.
-        with NativePool(driver, budget=8 * chunk, chunk=chunk, reserve=32 * chunk) as pool:
-            base = base_of(pool)
-            given = [n for n in range(32) if pool.try_at(chunk, base + n * chunk)[0]]
-            for n in given:
-                pool.free(base + n * chunk)
-            assert given == list(range(8)), "the budget is used up"
-            last = max(n for n in range(32) if self.is_given(pool, chunk, base + n * chunk))
-            assert last == 27
-            assert pool.try_at(2 * chunk, base + last * chunk) == NOTHING
-
-    @staticmethod
-    def is_given(pool, chunk, at) -> bool:
-        place = pool.try_at(chunk, at)[0]
-        pool.free(place)
-        return place == at
+        given = [n for n in range(32) if pool.try_at(chunk, base + n * chunk)[0]]
+        for n in given:
+            pool.free(base + n * chunk)
+        assert given == list(range(8)), "the budget is used up"
+        assert max(n for n in range(32) if is_given(n)) == 27
+        assert pool.try_at(2 * chunk, base + 27 * chunk) == NOTHING
 
 
 class TestOnStreams:
@@ -290,17 +227,26 @@ class TestOnStreams:
             assert pool.try_at(2 * self.chunk, base) == given_at(base)
 
 
-OFFSETS = st.integers(0, 12 * 8)  # eighths of a chunk
-LENGTHS = st.integers(1, 5 * 8)
+OFFSETS = st.tuples(st.integers(0, 12 * 8), st.sampled_from([0, 0, -GRAIN, GRAIN])).filter(
+    lambda offset: offset >= (0, 0)
+)
+"""In eighths of a chunk, and beside them."""
+LENGTHS = st.tuples(st.integers(1, 5 * 8), st.sampled_from([0, 0, 1, -1, -GRAIN]))
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("allocate"), LENGTHS, st.just(0)),
-        st.tuples(st.just("free"), st.integers(0, 20), st.just(0)),
+        st.tuples(st.just("allocate"), LENGTHS, st.none()),
+        st.tuples(st.just("free"), st.integers(0, 20), st.none()),
+        st.tuples(st.just("set_budget"), st.integers(4, 12), st.none()),
+        st.tuples(st.just("try_outside"), LENGTHS, st.tuples(OFFSETS, OFFSETS, st.integers(0, 1))),
         st.tuples(st.just("try_at"), LENGTHS, OFFSETS),
         st.tuples(st.just("try_at"), LENGTHS, OFFSETS),
     ),
     max_size=40,
 )
+
+
+def place_of(offset: tuple[int, int], base: int) -> int:
+    return base + offset[0] * CHUNK // 8 + offset[1]
 
 
 def chunks_of(blocks: dict[int, int], base: int) -> set[int]:
@@ -316,13 +262,14 @@ def chunks_of(blocks: dict[int, int], base: int) -> set[int]:
 def test_a_block_is_given_exactly_where_nothing_is_in_the_way_and_memory_remains(kind, examples):
     """Of a pool of 8 chunks whose requests are all large: it begins where it was asked for, others
     stay where and what they are, and it is given if and only if the chunks under it and under all
-    others are no more than the budget's, or in a fixed pool lie below its end."""
+    others are no more than the budget's, or in a fixed pool lie below its end. A place outside of
+    a range is outside, and in a fixed pool it is given where there is one."""
 
     @settings(max_examples=examples)
     @given(steps=STEPS)
     def run(steps):
-        eighth, budget = CHUNK // 8, 8
-        has_memory = kind.startswith("host")
+        budget = 8
+        has_memory, is_fixed = kind.startswith("host"), "fixed" in kind
         with NativePool(kind, budget=budget * CHUNK, chunk=CHUNK) as pool:
             base = base_of(pool)
             live: dict[int, int] = {}
@@ -338,37 +285,61 @@ def test_a_block_is_given_exactly_where_nothing_is_in_the_way_and_memory_remains
                     fill(address, size, values[address])
 
             for step, number, offset in steps:
+                size = 0 if isinstance(number, int) else number[0] * CHUNK // 8 + number[1]
+                whole = -(-size // GRAIN) * GRAIN
                 if step == "free" and live:
                     address = sorted(live)[number % len(live)]
                     pool.free(address)
                     del live[address]
+                elif step == "set_budget":
+                    used = chunks_of(live, base)
+                    needed = max(used, default=-1) + 1 if is_fixed else len(used)
+                    if needed <= number:
+                        pool.set_budget(number * CHUNK)
+                        budget = number
+                    else:
+                        with pytest.raises(OutOfMemory):
+                            pool.set_budget(number * CHUNK)
                 elif step == "allocate":
                     out = ffi.new("void **")
-                    check(lib.dtr_pool_try_allocate(pool.handle, number * eighth, 0, out))
+                    check(lib.dtr_pool_try_allocate(pool.handle, size, 0, out))
                     if out[0]:
-                        took(int(ffi.cast("uintptr_t", out[0])), number * eighth)
+                        took(int(ffi.cast("uintptr_t", out[0])), whole)
                 elif step == "try_at":
-                    at, size = base + offset * eighth, number * eighth
-                    is_inside = "fixed" not in kind or at + size <= base + budget * CHUNK
+                    at = place_of(offset, base)
+                    end = at - base + whole if is_fixed else whole
+                    is_inside = end <= budget * CHUNK
                     in_the_way = [
                         other
                         for other, length in sorted(live.items())
-                        if at < other + length and other < at + size
+                        if is_inside and at < other + length and other < at + whole
                     ]
                     place, named, count = pool.try_at(size, at)
-                    if not is_inside:
-                        in_the_way = []
                     assert (named, count) == (in_the_way, len(in_the_way))
-                    fits = len(chunks_of({**live, at: size}, base)) <= budget
+                    fits = len(chunks_of({**live, at: whole}, base)) <= budget
                     assert place == (at if is_inside and not in_the_way and fits else 0)
                     if place:
-                        took(place, size)
+                        took(place, whole)
+                elif step == "try_outside":
+                    begin, end = sorted(place_of(each, base) + offset[2] for each in offset[:2])
+                    place = pool.try_outside(size, begin, end)
+                    if place:
+                        assert place + whole <= begin or place >= end
+                        took(place, whole)
+                    elif is_fixed:
+                        walls = [(begin, -(-end // GRAIN) * GRAIN)]
+                        walls += [(other, other + length) for other, length in live.items()]
+                        at, top = base, base + budget * CHUNK
+                        for wall, behind in [*sorted(walls), (top, 0)]:
+                            assert min(wall, top) - at < whole, "there was a place"
+                            at = max(at, behind)
                 pool.verify()
                 stats = pool.stats()
                 assert stats.reserved_bytes <= budget * CHUNK
                 assert (stats.live_blocks, stats.allocated_bytes) == (len(live), sum(live.values()))
-            in_use = {b.address: b.size_bytes for b in pool.snapshot() if b.state == IN_USE}
-            assert in_use == live
+                blocks = pool.snapshot()
+                assert sum(block.size_bytes for block in blocks) <= budget * CHUNK
+                assert {b.address: b.size_bytes for b in blocks if b.state == IN_USE} == live
             if has_memory:
                 for address, size in live.items():
                     assert contents(address, size) == {values[address]}

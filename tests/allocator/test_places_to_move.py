@@ -39,49 +39,6 @@ def test_the_room_callback_is_not_asked_and_nothing_changes(make_pool, chunk):
         pool.set_room(None)
 
 
-class TestInOneHole:
-    """Of a fixed pool of 16 chunks that holds nothing but what the test says."""
-
-    @pytest.fixture
-    def pool(self):
-        with NativePool("host", budget=16 * CHUNK, chunk=CHUNK, fixed=1) as pool:
-            self.base = pool.snapshot()[0].address
-            yield pool
-
-    def test_the_low_end_is_taken_if_it_is_outside(self, pool):
-        assert (
-            pool.try_outside(2 * CHUNK, self.base + 2 * CHUNK, self.base + 9 * CHUNK) == self.base
-        )
-
-    def test_else_what_begins_where_the_range_ends(self, pool):
-        begin, end = self.base + CHUNK, self.base + 9 * CHUNK
-        assert pool.try_outside(2 * CHUNK, begin, end) == end
-        assert [block.state for block in pool.snapshot()] == [0, 1, 0]
-        pool.verify()
-        pool.free(end)
-        assert len(pool.snapshot()) == 1
-
-    def test_the_very_end_counts(self, pool):
-        assert pool.try_outside(2 * CHUNK, self.base, self.base + 14 * CHUNK) == (
-            self.base + 14 * CHUNK
-        )
-        assert pool.try_outside(2 * CHUNK, self.base, self.base + 14 * CHUNK) == 0
-        pool.verify()
-
-    def test_odd_bounds_are_kept(self, pool):
-        begin, end = self.base + 100, self.base + 8 * CHUNK + 1
-        place = pool.try_outside(CHUNK, begin, end)
-        assert place >= end
-        assert pool.try_outside(100, 0, 2**64 - 1) == 0
-        pool.verify()
-
-    def test_larger_holes_are_looked_at_where_the_best_fit_lies_inside(self, pool):
-        blocks = [pool.allocate(n * CHUNK) for n in (1, 1, 2, 1, 3, 1)]
-        for index in (0, 2, 4):
-            pool.free(blocks[index])
-        assert pool.try_outside(CHUNK, self.base, blocks[4]) == blocks[4]
-
-
 def test_a_packed_place_costs_no_chunk():
     """It lies at either end of a hole, in chunks that other blocks touch."""
     with NativePool("simulated", budget=8 * CHUNK, chunk=CHUNK) as pool:
