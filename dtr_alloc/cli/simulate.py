@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import track
 
 from dtr_alloc import heuristics
 from dtr_alloc.cli.common import each_once, given, list_option, print_table, results_file
@@ -166,14 +165,14 @@ def command(
     rows = []
     failure = None
     errors = Console(stderr=True)
-    with results_file(json_path) as file, _progress(errors, len(study.setups)) as advance:
+    total, hidden = len(study.setups), not errors.is_terminal
+    with results_file(json_path) as file:
         try:
-            for row in study:
+            for row in track(study, "runs", total, console=errors, transient=True, disable=hidden):
                 rows.append(row)
                 if file is not None:
                     file.write(json.dumps(row) + "\n")
                     file.flush()
-                advance()
         except RunsFailed as error:
             failure = failed(error)
         except (RuntimeError, OSError) as error:
@@ -227,16 +226,3 @@ def _check_plot(path: str) -> None:
     kinds = FigureCanvasAgg.get_supported_filetypes()
     if Path(path).suffix[1:].lower() not in kinds:
         raise click.UsageError(f"--plot: {path!r}; allowed endings: {', '.join(sorted(kinds))}")
-
-
-@contextlib.contextmanager
-def _progress(console: Console, total: int) -> Iterator[Callable[[], None]]:
-    """A progress bar on standard error, if that is a terminal; yields the function that advances
-    it."""
-    if not console.is_terminal:
-        yield lambda: None
-        return
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("runs", total=total)
-        yield lambda: progress.advance(task)

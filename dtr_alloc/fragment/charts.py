@@ -29,19 +29,20 @@ def live_picture(trace: Trace, rows: Sequence[tuple[Any, Measures]]) -> Figure:
     (with the columns of walk.Series) and its measures."""
     unit, name = size_unit(max(measures.peak_reserved_bytes for _, measures in rows))
     figure, panels = _panels(len(rows), (10, 4.2), (6.2, 2.6))
-    for panel, (series, measures) in zip(panels, rows, strict=False):
+    for panel, (series, measures) in zip(panels, rows, strict=True):
         points = thinned(series, max(2, MOST_POINTS // len(rows)))
         _live(panel, points, measures, min(measures.worst_event, len(trace) - 1), unit)
         panel.set_title(live_title(measures), loc="left", fontsize=12 if len(rows) == 1 else 8.5)
         panel.set_ylabel(name)
         panel.set_xlabel("event")
-    _label_outer(panels[: len(rows)])
+    for panel in panels:
+        panel.label_outer()
     most = max(measures.peak_reserved_bytes for _, measures in rows)
     live = max(measures.peak_live_bytes for _, measures in rows)
     panels[0].set_ylim(0, 1.06 * (min(most, CUT_OFF * live or most) or 1) / unit)
     handles = {
         label: handle
-        for panel in panels[: len(rows)]
+        for panel in panels
         for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=5, fontsize=8.5)
@@ -60,19 +61,8 @@ def _panels(
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(high, columns, squeeze=False, sharex=True, sharey=True)
     for empty in panels.flat[count:]:
-        empty.set_axis_off()
-    return figure, list(panels.flat)
-
-
-def _label_outer(panels: Sequence[Axes]) -> None:
-    """Labels the axes of the outermost panels alone."""
-    for at, axes in enumerate(panels):
-        is_lowest = at + 2 >= len(panels)
-        axes.tick_params(labelbottom=is_lowest, labelleft=at % 2 == 0)
-        if not is_lowest:
-            axes.set_xlabel("")
-        if at % 2:
-            axes.set_ylabel("")
+        empty.remove()
+    return figure, list(panels.flat[:count])
 
 
 def _live(axes: Axes, points: Any, measures: Measures, worst: int, unit: float) -> None:
@@ -138,7 +128,7 @@ def holes_picture(
     edges = [1 << bit for bit in range(low, high + 1)]
     unit, unit_name = size_unit(max(sum(holes) for _, holes, _ in rows) / 4)
     highest = 0.0
-    for axes, (name, holes, request_bytes) in zip(panels, rows, strict=False):
+    for axes, (name, holes, request_bytes) in zip(panels, rows, strict=True):
         found = np.asarray(holes, dtype=np.float64)
         held, _ = np.histogram(found, edges, weights=found)
         number, _ = np.histogram(found, edges)
@@ -168,7 +158,8 @@ def holes_picture(
             FuncFormatter(lambda size, _: format_size(int(size)).replace(".00", ""))
         )
     panels[0].set_ylim(0, 1.3 * highest or 1)
-    _label_outer(panels[: len(rows)])
+    for panel in panels:
+        panel.label_outer()
     return figure
 
 

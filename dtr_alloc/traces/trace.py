@@ -149,18 +149,10 @@ class Trace:
         device: int = 0,
         name: int = 0,
     ) -> None:
-        """Appends an event; or raises OverflowError for a number that its column cannot hold, and
-        appends nothing."""
+        """Appends an event, of numbers that the columns can hold."""
         row = (kind, time_ns, address, size_bytes, stream, device, name)
-        done = 0
-        try:
-            for column, number in zip(COLUMNS, row, strict=True):
-                getattr(self, column.name).append(number)
-                done += 1
-        except OverflowError:
-            for column in COLUMNS[:done]:
-                getattr(self, column.name).pop()
-            raise
+        for column, number in zip(self.columns(), row, strict=True):
+            column.append(number)
 
     def columns(self) -> list[array[int]]:
         return [getattr(self, column.name) for column in COLUMNS]

@@ -8,7 +8,7 @@ import pytest
 from made_up_trace import a_life, of_text
 
 from dtr_alloc.traces import trace_file
-from dtr_alloc.traces.trace import COLUMNS, Kind, TraceError
+from dtr_alloc.traces.trace import COLUMNS, TraceError
 
 
 def made_up(events):
@@ -45,13 +45,6 @@ def test_a_stream_of_events_is_a_trace_with_what_was_said_at_its_end(path):
     assert found.names == ["", "aten::mm", "later"]
     assert found.meta == {"source": "dtr_alloc", "lost_events": 3}
     assert list(found.name) == [1] * 1000 + [2] * 500
-
-
-def test_a_row_that_does_not_fit_its_columns_is_not_added(path):
-    trace = made_up(5)
-    with pytest.raises(OverflowError):
-        trace.add(Kind.ALLOCATE, size_bytes=2**64)
-    assert {len(column) for column in trace.columns()} == {5}
 
 
 # ---- files that are not whole ----

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ import click
 from dtr_alloc.cli.common import each_once, list_option
 from dtr_alloc.config import parse_size
 from dtr_alloc.fragment.models import MODELS, OPTIONS, current_name
-from dtr_alloc.report import write_text
 from dtr_alloc.simulation import simulate
 
 FILE: Any = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -83,12 +80,3 @@ def budgets_of(texts: Sequence[str]) -> list[simulate.Limit | None]:
         texts,
         lambda text: [None] if text == "unlimited" else simulate.parse_limits(text),
     )
-
-
-def write_json(document: object, path: str) -> None:
-    """Writes to standard output for ``-``, else a whole file. Raises OSError."""
-    if path == "-":
-        json.dump(document, sys.stdout)
-        sys.stdout.write("\n")
-        return
-    write_text(path, json.dumps(document) + "\n")

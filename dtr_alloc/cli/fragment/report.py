@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from dtr_alloc.cli.common import list_option, of_file, print_table
+from dtr_alloc.cli.common import list_option, of_file, print_table, results_file
 from dtr_alloc.cli.fragment.options import (
     FILE,
     budgets_of,
@@ -18,7 +19,6 @@ from dtr_alloc.cli.fragment.options import (
     models_of,
     settings_of,
     truncated_option,
-    write_json,
 )
 from dtr_alloc.fragment import formats, report
 from dtr_alloc.fragment.models import Prepared
@@ -115,8 +115,9 @@ def command(
                 part.rows.append(row)
         print_table(console, report.table(part))
     try:
-        if json_path is not None:
-            write_json(report.document(found), json_path)
+        with results_file(json_path) as file:
+            if file is not None:
+                file.write(json.dumps(report.document(found)) + "\n")
         if page is not None:
             write_text(page, report.page(found, maps=maps))
             console.print(str(page), soft_wrap=True)
