@@ -18,10 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypedDict
 
-from dtr_alloc import bounded
+from dtr_alloc import bounded, output_file
 from dtr_alloc.bounded import printable
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
-from dtr_alloc.output_file import OutputFile, not_private
 
 _MOST_BYTES = 4096
 """Of the file of a job."""
@@ -58,7 +57,7 @@ def folder() -> Path:
         else Path(tempfile.gettempdir()) / f"dtr_alloc-jobs-{os.geteuid()}"
     )
     path.mkdir(mode=0o700, exist_ok=True)
-    if reason := not_private(path.lstat()):
+    if reason := output_file.not_private(path.lstat()):
         raise PermissionError(f"{path} {reason}")
     return path
 
@@ -88,9 +87,7 @@ class Live:
         """Shows figures of the last steps, with the identity of the job."""
         if self._path is not None:
             try:
-                with OutputFile(self._path) as file:
-                    file.append(self._shown(values))
-                    file.put_in_place()
+                output_file.write(self._path, self._shown(values))
             except Exception as error:
                 self._give_up_file(error)
         if not values["steps"]:

@@ -11,8 +11,7 @@ import errno
 import fcntl
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
@@ -207,17 +206,8 @@ def not_private(found: os.stat_result) -> str | None:
     return None
 
 
-@contextmanager
-def beside(path: Path) -> Iterator[Path]:
-    """A path to write to, which is renamed to the other one once it is complete, so a failure
-    leaves the old file. A device, such as /dev/null, is written to instead of replaced. Raises
-    OSError."""
-    part = Path(f"{path}.{os.getpid()}.part")
-    try:
-        yield part
-        if path.exists() and not path.is_file():
-            path.write_bytes(part.read_bytes())
-        else:
-            part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+def write(path: Path, data: bytes) -> None:
+    """Writes a whole file: a failure leaves the old one. Raises OSError."""
+    with OutputFile(path) as file:
+        file.append(data)
+        file.put_in_place()

@@ -17,9 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dtr_alloc import output_file
 from dtr_alloc.config import Budget, Config, format_size
 from dtr_alloc.figures import advice, figures, kept_text
-from dtr_alloc.output_file import OutputFile
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -156,9 +156,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Writes a whole file, with escapes for characters outside of UTF-8. Raises OSError."""
     place = fill_in(path)
     place.parent.mkdir(parents=True, exist_ok=True)
-    with OutputFile(place) as file:
-        file.append(text.encode(errors="backslashreplace"))
-        file.put_in_place()
+    output_file.write(place, text.encode(errors="backslashreplace"))
     return place
 
 

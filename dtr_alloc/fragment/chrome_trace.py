@@ -17,12 +17,13 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from heapq import nlargest
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
-from dtr_alloc import bounded
+from dtr_alloc import bounded, output_file
 from dtr_alloc.config import UNLIMITED_BYTES, format_size
 from dtr_alloc.traces.trace import Kind, Trace, TraceError
 
@@ -97,8 +98,7 @@ def write(
     for event in events:
         event["ts"] = (event["ts"] + begin_ns) / 1000
     document["traceEvents"] += [*_names(events), *events]
-    with open(path, "wb") as file:
-        file.write(gzip.compress(msgspec.json.encode(document)))
+    output_file.write(Path(path), gzip.compress(msgspec.json.encode(document)))
     return +left_out
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 from dtr_alloc import bounded
 from dtr_alloc.fragment import chrome_trace, rmm, torch_export, torch_snapshot
-from dtr_alloc.output_file import beside
 from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Trace, TraceError
 
@@ -61,22 +59,16 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
 
 
 def write(
-    trace: Trace,
-    path: str | os.PathLike[str],
-    to: str,
-    profile: Path | None = None,
+    trace: Trace, path: str | os.PathLike[str], to: str, profile: Path | None = None
 ) -> Counter[str]:
-    """Writes a checked trace as one of WRITES. It is first written to a file beside the path, so a
-    failure leaves the old file. The profile is that of chrome_trace.write().
+    """Writes a checked trace as one of WRITES. A failure leaves the old file. The profile is that
+    of chrome_trace.write().
 
     Returns the number of events left out, by kind; none but for ``chrome``.
 
     Raises TraceError if that kind cannot hold the trace, and OSError as the disk does.
     """
-    makers: dict[str, Callable[[Path], Counter[str] | None]] = {
-        "trace": lambda part: trace_file.write(trace, part),
-        "torch": lambda part: torch_export.write(trace, part),
-        "chrome": lambda part: chrome_trace.write(trace, part, profile),
-    }
-    with beside(Path(path)) as part:
-        return makers[to](part) or Counter()
+    if to == "chrome":
+        return chrome_trace.write(trace, path, profile)
+    (torch_export if to == "torch" else trace_file).write(trace, path)
+    return Counter()

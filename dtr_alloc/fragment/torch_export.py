@@ -15,8 +15,10 @@ from __future__ import annotations
 
 import os
 import pickle
+from pathlib import Path
 from typing import Any
 
+from dtr_alloc import output_file
 from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.fragment.torch_snapshot import STEP_ANNOTATION
 from dtr_alloc.traces.trace import Kind, Trace
@@ -29,8 +31,7 @@ _ANNOTATIONS = (Kind.ROOM, Kind.BUDGET, Kind.STEP, Kind.MARK)
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
     """Writes a checked trace (Trace.validate) as a snapshot. Raises OSError as the disk does."""
-    with open(path, "wb") as file:
-        pickle.dump(to_snapshot(trace), file, protocol=PROTOCOL)
+    output_file.write(Path(path), pickle.dumps(to_snapshot(trace), PROTOCOL))
 
 
 def to_snapshot(trace: Trace) -> dict[str, Any]:

@@ -41,17 +41,20 @@ class TraceWriter:
     Args:
         path: the file (dtr_alloc/output_file.py).
         meta: known at the beginning; plain JSON.
+        grows: whether it is in place from the beginning.
 
     Raises OSError as the disk does; the file then ends with its last whole block.
     """
 
-    def __init__(self, path: str | os.PathLike[str], meta: dict[str, Any]) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], meta: dict[str, Any], grows: bool = True
+    ) -> None:
         self.path = os.fspath(path)
         self.events = 0
         self._numbers: dict[str, int] = {"": 0}
         self._new_names: list[str] = []
         head = _HEAD.pack(MAGIC, VERSION, 0, 0) + _packed(_META, _to_json(meta), 1)
-        self._file = OutputFile(Path(self.path), grows=True)
+        self._file = OutputFile(Path(self.path), grows)
         self._file.append(head)
 
     def name(self, text: str) -> int:
@@ -90,6 +93,7 @@ class TraceWriter:
             self._file.append(
                 self._names_block() + _packed(_END, _to_json(end or {}), self.events & 0xFFFFFFFF)
             )
+            self._file.put_in_place()
         finally:
             self._file.close()
 
@@ -112,8 +116,8 @@ class TraceWriter:
 
 
 def write(trace: Trace, path: str | os.PathLike[str]) -> None:
-    """Writes a whole trace. Raises OSError as the disk does."""
-    with TraceWriter(path, trace.meta) as writer:
+    """Writes a whole trace: a failure leaves the old file. Raises OSError as the disk does."""
+    with TraceWriter(path, trace.meta, grows=False) as writer:
         numbers = [writer.name(text) for text in trace.names]
         columns = trace.columns()
         if numbers != list(range(len(numbers))):  # a name that is there twice

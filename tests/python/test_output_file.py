@@ -7,7 +7,6 @@ import socket
 import stat
 import subprocess
 import sys
-import threading
 from array import array
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from commands import python
 
 from dtr_alloc import oplog, output_file, report
-from dtr_alloc.output_file import FileTaken, OutputFile, WrongKind, beside, lock_file
+from dtr_alloc.output_file import FileTaken, OutputFile, WrongKind, lock_file
 from dtr_alloc.traces import trace_file
 
 SUFFIXES = ("", ".gz", ".bz2", ".xz")
@@ -271,19 +270,3 @@ except OSError as error:
                     file.append(b"interrupted")
                 file.append(then)
         assert path.read_bytes() == b"whole new"
-
-
-def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
-    pipe, file = tmp_path / "pipe", tmp_path / "file"
-    os.mkfifo(pipe)
-    read = []
-    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
-    reader.start()
-    with beside(pipe) as part:
-        part.write_text("whole")
-    reader.join()
-    assert read == ["whole"]
-    assert pipe.is_fifo()
-    with beside(file) as part:
-        part.write_text("whole")
-    assert file.read_text() == "whole"
