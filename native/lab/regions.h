@@ -6,11 +6,6 @@
 // rematerialization those around it are built anew. Between the two a cached cost stays as it
 // was, whatever happens to the storages in it: the engine's own neighborhoods are exact instead,
 // simrd's are what its published numbers stand on.
-//
-// Building anew by a walk is most of what simrd's time goes into, so a walk is only made where
-// its result is not known otherwise. A region that a walk would leave as it is, but for storages
-// that just came back, only loses those and what it reached through them. What the walk would
-// have visited is counted all the same.
 #pragma once
 
 #include <cstdint>
@@ -42,19 +37,14 @@ struct Graph {
 struct Region {
   IdSet interior;
   IdSet frontier;
-  PythonSet ordered;    // with circles: the frontier once more
-  int64_t cost = 0;     // as simrd has it
-  int64_t settled = 0;  // summed cost of the interior, and
-  uint64_t edges = 0;   // its edges, both without what is delayed (Regions)
-  bool exact = true;    // false once a cost was counted twice: only a walk puts that right
+  PythonSet ordered;  // with circles: the frontier once more
+  int64_t cost = 0;
 
   void clear() {
     interior.clear();
     frontier.clear();
     ordered.clear();
-    cost = settled = 0;
-    edges = 0;
-    exact = true;
+    cost = 0;
   }
 };
 
@@ -92,11 +82,6 @@ class Regions {
   // After the storage was evicted. False: a region that should have it in its frontier has not
   // (in a circle), where simrd fails an assertion.
   bool evicted(uint32_t storage, uint64_t* accesses);
-  // After an op ran for the first time whose inputs (distinct storages) were all resident when
-  // it was asked for, and that waited for nothing: its new storages are at the edge of the inputs'
-  // regions, and nothing else has changed.
-  void computed(const std::vector<uint32_t>& storages, const std::vector<uint32_t>& inputs,
-                uint64_t* accesses);
   // After these came back in one step, or were computed.
   void revived(const std::vector<uint32_t>& storages, uint64_t* accesses);
   // Fills a region by a walk from a storage.
@@ -109,10 +94,6 @@ class Regions {
     uint32_t edges[2];
   };
   bool absorb(uint32_t absorber, uint32_t storage, Direction direction, uint64_t* accesses);
-  void shrink(uint32_t storage, Direction direction, const std::vector<uint32_t>& revived,
-              uint64_t* accesses);
-  bool reaches(const Region& region, uint32_t from, uint32_t to, Direction direction) const;
-  void take(Region& region, uint32_t id, Direction direction);
   int64_t delayed_cost(uint32_t storage) const;
 
   Graph& graph_;
@@ -125,8 +106,6 @@ class Regions {
   uint32_t mark_ = 0;
   std::vector<uint32_t> around_[2];
   std::vector<uint32_t> pending_;
-  // What regions may lose with the revived storages:
-  std::vector<uint32_t> lost_interior_, lost_frontier_;
 };
 
 }  // namespace dtr::simrd

@@ -32,18 +32,14 @@ uint32_t Components::root(uint32_t node, uint64_t* accesses) {
   return node;
 }
 
-int64_t Components::merge(uint32_t a, uint32_t b, uint64_t* accesses) {
+void Components::merge(uint32_t a, uint32_t b, uint64_t* accesses) {
   a = root(a, accesses);
   b = root(b, accesses);
-  if (a == b) return 0;
+  if (a == b) return;
   if (nodes_[a].rank > nodes_[b].rank) std::swap(a, b);
   if (nodes_[a].rank == nodes_[b].rank) ++nodes_[b].rank;
   nodes_[a].parent = b;
-  const int64_t cost = nodes_[a].cost;
-  const int64_t below = std::min<int64_t>(cost, 0) + std::min<int64_t>(nodes_[b].cost, 0);
-  add(a, -cost);
-  add(b, cost);
-  return -below;
+  nodes_[b].cost += std::exchange(nodes_[a].cost, 0);
 }
 
 // The cost of e* (or of its ancestors alone), walked anew. *newest becomes the newest access in
@@ -116,11 +112,6 @@ double Machine::score(uint32_t at, Cost cost, int64_t newest) const {
   return value;
 }
 
-// What the storage's numerator is at least.
-double Machine::own_cost(uint32_t at) const {
-  return options_.heuristic.cost == DTR_COST_NONE ? 1 : static_cast<double>(graph_.nodes[at].cost);
-}
-
 uint32_t Machine::choose() {
   const dtr_heuristic& heuristic = options_.heuristic;
   if (heuristic.select == DTR_SELECT_RANDOM) {
@@ -128,18 +119,15 @@ uint32_t Machine::choose() {
     ++result_.accesses;
     return pool_.nth(random_.below(static_cast<uint32_t>(pool_.size())));
   }
-  double least = kInfinity;
-  const auto evaluate = [&](uint32_t at, double* numerator) {
+  return pool_.choose([&](uint32_t at) {
+    ++result_.evaluations;
+    ++result_.accesses;
     int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
     int64_t newest = in_use_[at].last_access;
     if (is_marginal_) {
-      double value = score(at, cost, newest);
       if (in_use_[at].references == 0 && storages_[at].needed_by == 0)
-        value *= kUnneeded;
-      else if (value <= least)  // else another is better whatever the shares
-        value = score(at, marginal_cost(at), newest);
-      least = std::min(least, value);
-      return value;
+        return score(at, cost, newest) * kUnneeded;
+      return score(at, marginal_cost(at), newest);
     }
     if (caches_regions_) {
       cost += regions_.cost(at, kAncestors);
@@ -151,16 +139,8 @@ uint32_t Machine::choose() {
       cost += neighborhood_cost(at, &newest_around);
       if (options_.newest_staleness) newest = newest_around;
     }
-    *numerator = static_cast<double>(cost);
     return score(at, cost, newest);
-  };
-  uint64_t evaluations = 0;
-  const uint32_t best =
-      pool_.choose(static_cast<double>(clock_), heuristic.staleness_exponent > 0, bounded_,
-                   static_cast<double>(components_.owed()), evaluate, &evaluations);
-  result_.evaluations += evaluations;
-  result_.accesses += evaluations;
-  return best;
+  });
 }
 
 }  // namespace dtr::simrd

@@ -29,8 +29,6 @@ Machine::Machine(const dtr_lab_options& options, const Log& log, Simulation& sim
         "the cost of the heuristic is 'component' under banishing; allowed with simrd's "
         "semantics: none, local, ancestors, neighborhood (it has no components of storages "
         "that may be banished)");
-  const double exponent = heuristic.staleness_exponent;
-  bounded_ = scored && !neighborhood && !is_marginal_ && (exponent == 0 || exponent == 1);
 }
 
 void Machine::run() {
@@ -91,16 +89,13 @@ void Machine::touch(uint32_t at, int64_t cost, uint32_t ancestor_edges, uint32_t
   node.cost += cost;
   node.edges[kAncestors] += ancestor_edges;
   node.edges[kDescendants] += descendant_edges;
-  if (cost != 0) pool_.set_own(at, own_cost(at));
 }
 
 void Machine::add_edges(const Op& op) {
   const uint32_t end = op.end_output();
   sources_.clear();
-  plain_op_ = true;
   for (const uint32_t input : op.inputs) {
     const uint32_t from = storage_of(input);
-    plain_op_ &= graph_.material[from] != 0;
     touch(from, 0, 0, op.outputs);
     if (std::find(sources_.begin(), sources_.end(), from) == sources_.end())
       sources_.push_back(from);
@@ -173,7 +168,6 @@ void Machine::revive(uint32_t at, bool again) {
 
 void Machine::executed(const Op& op, const Step& step) {
   if (step.again) {
-    plain_op_ = false;  // a view that was undefined may bring back more than itself
     result_.remat_cost += op.cost;
     ++result_.remat_ops;
     result_.collateral += made_.size() - 1;
@@ -184,20 +178,11 @@ void Machine::executed(const Op& op, const Step& step) {
     simulation_.decide('M', step.tensor);
   }
   for (const uint32_t storage : revived_) enter(storage);
-  if (caches_regions_) {
-    if (plain_op_ && !step.again)
-      regions_.computed(revived_, sources_, &result_.accesses);
-    else
-      regions_.revived(revived_, &result_.accesses);
-  }
+  if (caches_regions_) regions_.revived(revived_, &result_.accesses);
   if (keeps_components_)
     for (const uint32_t storage : revived_) {
       uint32_t& node = storages_[storage].component;
-      const int64_t cost = graph_.nodes[storage].cost;
-      components_.add(components_.root(node, &result_.accesses), -cost);
-      pool_.drop(static_cast<double>(cost));
-      for (const std::vector<uint32_t>& side : graph_.nodes[storage].next)
-        for (const uint32_t neighbor : side) pool_.forget_noted(neighbor);
+      components_.add(components_.root(node, &result_.accesses), -graph_.nodes[storage].cost);
       node = kNone;
     }
   unlock_inputs(step.tensor);
@@ -290,8 +275,7 @@ void Machine::evict(uint32_t at, bool forced) {
     for (const std::vector<uint32_t>& side : node.next)
       for (const uint32_t neighbor : side)
         if (!graph_.material[neighbor])
-          pool_.drop(static_cast<double>(components_.merge(storages_[neighbor].component,
-                                                           storage.component, &result_.accesses)));
+          components_.merge(storages_[neighbor].component, storage.component, &result_.accesses);
   }
 }
 
@@ -354,15 +338,7 @@ void Machine::update_needed(uint32_t changed, bool relinked) {
 
 void Machine::enter(uint32_t at) {
   check(in_use_[at].locks == 0);
-  if (pool_.has(at)) return;
-  pool_.enter(at, own_cost(at),
-              options_.heuristic.size == DTR_SIZE_NONE ? 1 : static_cast<double>(bytes_of(at)),
-              static_cast<double>(in_use_[at].last_access));
-}
-
-void Machine::stamp(uint32_t at) {
-  in_use_[at].last_access = clock_;
-  pool_.set_access(at, static_cast<double>(clock_));
+  if (!pool_.has(at)) pool_.enter(at);
 }
 
 }  // namespace dtr::simrd

@@ -53,18 +53,9 @@ class Components {
  public:
   uint32_t create(int64_t cost);
   uint32_t root(uint32_t node, uint64_t* accesses);
-  // Returns by how much a storage next to one of the two may see its cost fall: a sum below zero
-  // takes from the other.
-  int64_t merge(uint32_t a, uint32_t b, uint64_t* accesses);
+  void merge(uint32_t a, uint32_t b, uint64_t* accesses);
   int64_t cost(uint32_t root) const { return nodes_[root].cost; }
-  void add(uint32_t root, int64_t cost) {
-    owed_ -= std::min<int64_t>(nodes_[root].cost, 0);
-    nodes_[root].cost += cost;
-    owed_ += std::min<int64_t>(nodes_[root].cost, 0);
-  }
-  // The sum of all costs that are below zero: what was computed first while a neighbor was
-  // evicted is taken off a sum that it never was in.
-  int64_t owed() const { return owed_; }
+  void add(uint32_t root, int64_t cost) { nodes_[root].cost += cost; }
   // Whether this is the first visit to the root since next_walk().
   bool visit(uint32_t root) {
     if (nodes_[root].walk == walk_) return false;
@@ -81,7 +72,6 @@ class Components {
     uint64_t walk;
   };
   std::vector<ComponentNode> nodes_;
-  int64_t owed_ = 0;
   uint64_t walk_ = 0;
 };
 
@@ -120,7 +110,7 @@ class Machine : private Playback<Machine> {
   void make_room(uint64_t bytes);
   void evict_given(uint64_t bytes);
   void update_needed(uint32_t storage, bool relinked = false);
-  void stamp(uint32_t storage);
+  void stamp(uint32_t storage) { in_use_[storage].last_access = clock_; }
   void check(bool holds) const {
     if (!holds) throw Stop{DTR_SIMULATION_CONTRADICTION};
   }
@@ -131,7 +121,6 @@ class Machine : private Playback<Machine> {
   int64_t neighborhood_cost(uint32_t storage, int64_t* newest);
   int64_t component_cost(uint32_t storage);
   double marginal_cost(uint32_t storage);
-  double own_cost(uint32_t storage) const;
   template <typename Cost>
   double score(uint32_t storage, Cost cost, int64_t newest) const;
 
@@ -148,7 +137,6 @@ class Machine : private Playback<Machine> {
   std::vector<Storage> storages_;  // their storages
   Graph graph_;                    // the storages, parallel to storages_
   CandidatePool pool_;             // the resident, unlocked storages
-  bool bounded_ = false;           // whether scores have the bounds that the pool keeps
   std::vector<Links> links_;       // parallel to these tensors, and
   std::vector<std::unordered_set<uint32_t>> evicted_dependents_;  // to storages_: tensors; both
                                                                   // for banishing only
@@ -158,9 +146,8 @@ class Machine : private Playback<Machine> {
   Mersenne random_;
   std::vector<uint32_t> pending_;  // worklist
   uint32_t walks_ = 0;
-  // Of the op that is being defined or executed:
+  // Of the op that is being defined:
   std::vector<uint32_t> sources_;  // the distinct storages of its arguments
-  bool plain_op_ = false;          // all of them are resident, and nothing is to be repeated
 };
 
 }  // namespace dtr::simrd
