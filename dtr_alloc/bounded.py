@@ -21,7 +21,6 @@ _CHUNK_BYTES = 1 << 20
 _TEXT = 80
 _ITEMS = 8
 _BITS = 256
-_PLAIN_VALUES, _PLAIN_DEPTH = 100_000, 32
 
 
 class TooMuch(ValueError):
@@ -121,32 +120,3 @@ def printable(text: str) -> str:
     return "".join(
         each if each.isprintable() else each.encode("unicode_escape").decode() for each in text
     )
-
-
-def is_plain(value: object) -> bool:
-    """Whether JSON can hold the value (numbers as keys become texts), and it is so small that it
-    can be traversed and written: examines _PLAIN_VALUES at most."""
-    left = _PLAIN_VALUES
-    level = [value]
-    for _ in range(_PLAIN_DEPTH):
-        below: list[object] = []
-        for each in level:
-            if isinstance(each, dict):
-                if not all(isinstance(key, str | int) for key in each):
-                    return False
-                below += each.keys()
-                below += each.values()
-            elif isinstance(each, list | tuple):
-                below += each
-            elif isinstance(each, int):
-                if each.bit_length() > _BITS:
-                    return False
-            elif each is not None and not isinstance(each, str | float):
-                return False
-            if len(below) > left:
-                return False
-        left -= len(below)
-        if not below:
-            return True
-        level = below
-    return False

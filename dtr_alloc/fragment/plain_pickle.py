@@ -28,7 +28,7 @@ def load(path: str | os.PathLike[str]) -> Any:
     bytes, bool and None. Keys of dictionaries are texts, or numbers of at most 60 bits.
 
     Lists and dictionaries may share parts and contain themselves, so callers must not treat the
-    value as a tree (bounded.shown, bounded.is_plain).
+    value as a tree (bounded.shown).
 
     Takes at most 2 microseconds and 130 bytes for each opcode, of which there are no more than the
     file has bytes and MOST_VALUES, beside five times the file, which has MOST_BYTES at most.

@@ -53,6 +53,7 @@ _MOST_TEXT = 4096
 _TORCH = re.compile(r"[/\\](torch|functorch|torchgen)[/\\]|<frozen |<string>")
 
 _Number: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+_Value: TypeAlias = bool | int | float | str | None
 _DeviceNumber: TypeAlias = Annotated[int, Meta(ge=0, lt=MOST_DEVICES)]
 
 
@@ -115,7 +116,9 @@ class _Snapshot(Struct):
     device_traces: Annotated[list[list[_Event]], Meta(max_length=MOST_DEVICES)] = field(
         default_factory=list
     )
-    allocator_settings: dict[str, Any] = field(default_factory=dict)
+    allocator_settings: dict[str, _Value | list[_Value] | dict[str, _Value]] = field(
+        default_factory=dict
+    )
     external_annotations: list[_Annotation] = field(default_factory=list)
 
 

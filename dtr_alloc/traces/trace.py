@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import compress
 from operator import add
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from dtr_alloc.bounded import is_plain, shown
+import msgspec
+from msgspec import Meta, Struct
 
 MOST_EVENTS = 1 << 25
 """Of a trace that is read. They take some ten gigabytes in all, and a minute to process."""
@@ -88,6 +89,18 @@ COLUMNS = (
     Column("device", "H", 2),
     Column("name", "I", 4),
 )
+
+
+class _DeviceMeta(Struct):
+    chunk_bytes: Annotated[int, Meta(ge=0, le=MOST_BYTES)] | None = None
+
+
+class _Meta(Struct):
+    """The values of a trace's meta that are read here; there may be more."""
+
+    source: str | None = None
+    devices: list[_DeviceMeta] = msgspec.field(default_factory=list)
+    begins_with_events: list[Annotated[int, Meta(ge=0)]] = msgspec.field(default_factory=list)
 
 
 class Lifetimes(NamedTuple):
@@ -234,26 +247,10 @@ class Trace:
                 )
 
     def _validate_meta(self) -> None:
-        if not isinstance(self.meta, dict) or not is_plain(self.meta):
-            raise TraceError("the meta is not what JSON can hold, or has more than 100000 values")
-        source, devices = self.meta.get("source"), self.meta.get("devices", [])
-        if not isinstance(source, str | None):
-            raise TraceError(f"the meta's 'source' is {shown(source)}; allowed: a text")
-        if not isinstance(devices, list) or not all(isinstance(of, dict) for of in devices):
-            raise TraceError(
-                f"the meta's 'devices' are {shown(devices)}; allowed: a list of objects"
-            )
-        told = self.meta.get(BEGINS_WITH_EVENTS, [])
-        if not isinstance(told, list) or not all(type(of) is int and of >= 0 for of in told):
-            raise TraceError(
-                f"the meta's {BEGINS_WITH_EVENTS!r} are {shown(told)}; allowed: a list of numbers"
-            )
-        for of in devices:
-            chunk = of.get("chunk_bytes") or 0
-            if not isinstance(chunk, int) or not 0 <= chunk <= MOST_BYTES:
-                raise TraceError(
-                    f"the meta's 'chunk_bytes' is {shown(chunk)}; allowed: 0 to {MOST_BYTES}"
-                )
+        try:
+            msgspec.convert(self.meta, _Meta)
+        except msgspec.ValidationError as error:
+            raise TraceError(f"the meta: {error}") from None
 
     def _validate_sizes(self) -> None:
         """Addresses end within 64 bits, and sums of sizes do."""

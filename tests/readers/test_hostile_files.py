@@ -176,7 +176,7 @@ def pieces(count):
 
 
 SNAPSHOTS = [
-    (snapshot(allocator_settings={"x": laughs()}), "the meta is not what JSON can hold"),
+    (snapshot(allocator_settings={"x": laughs()}), "at `$.allocator_settings[...]"),
     (snapshot(segments=[{"device": laughs()}]), "got `array` - at `$.segments[0].device`"),
     (snapshot(segments=laughs()), "got `array` - at `$.segments[0]`"),
     (with_event(action=laughs()), "got `array` - at `$.device_traces[0][1].action`"),
@@ -212,9 +212,8 @@ def of_events(*events, meta=None):
 
 
 METAS = [
-    *({"source": ["torch"]}, {"devices": {"a": 1}}, {"devices": [5]}, {"x": 10**4000}),
+    *({"source": ["torch"]}, {"devices": {"a": 1}}, {"devices": [5]}),
     *({"devices": [{"chunk_bytes": wrong}]} for wrong in ("x", -1, 10**30)),
-    {"x": list(range(200_000))},
 ]
 EVENTS = [
     ([(Kind.ALLOCATE, 512, 2**64 - 1)], "add up to more than"),
@@ -619,7 +618,3 @@ class TestWhatIsShown:
         circle += [circle, circle]
         assert bounded.shown(circle) == "[[a list, a list], [a list, a list]]"
         assert bounded.shown(10**5000) == "a number of 16610 bits"
-        assert not bounded.is_plain(circle)
-        assert not bounded.is_plain(laughs())
-        assert not bounded.is_plain({"a": 10**5000})
-        assert bounded.is_plain({"a": [1, 2.5, None, "b", {"1": True}]})
