@@ -5,11 +5,20 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/fetch.h"
 #include "base/pointer_map.h"
 #include "dtr/framework.h"
 #include "records.h"
 
 namespace dtr {
+
+// What a record refers to, and is written when it is used again.
+inline void fetch_buffers(const Storage*) {}
+inline void fetch_buffers(const Op* op) {
+  fetch(op->edges.data(), 3);
+  fetch(op->tensors.data(), 3);
+  fetch(op->outputs.data(), 1);
+}
 
 // Keeps dead objects for reuse, so that the steady state does not allocate. An
 // Op keeps the capacity of its vectors.
@@ -26,6 +35,10 @@ class Recycler {
     if (spare_.empty()) return new T();
     T* object = spare_.back();
     spare_.pop_back();
+    // The next one but one, and what the next one, which is there by now, refers to.
+    const size_t left = spare_.size();
+    if (left >= 1) fetch_buffers(spare_[left - 1]);
+    if (left >= 2) fetch(spare_[left - 2], (sizeof(T) + 63) / 64);
     return object;
   }
   void put(T* object) {
@@ -36,7 +49,7 @@ class Recycler {
   }
 
  private:
-  static constexpr size_t kMost = 4096;
+  static constexpr size_t kMost = 1 << 15;
   std::vector<T*> spare_;
 };
 

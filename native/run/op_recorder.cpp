@@ -21,11 +21,6 @@ constexpr uint64_t kFarthestLook = kLongChain - 1;
 
 constexpr uint32_t kAhead = 4;  // arguments
 
-// Has so many cache lines brought near.
-void fetch(const void* address, size_t lines) {
-  for (size_t i = 0; i < lines; ++i) __builtin_prefetch(static_cast<const char*>(address) + 64 * i);
-}
-
 // Bytes of the inputs; nothing if the results become constants, because the op cannot be repeated
 // or overwrites what cannot be computed again.
 std::optional<uint64_t> bytes_behind_results(const OpCall& call) {
