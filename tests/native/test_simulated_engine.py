@@ -51,7 +51,7 @@ def test_a_simulation_reads_nothing_that_is_evicted_and_repeats_itself(programs,
         options = {"dealloc": dealloc, "space": space, "max_recompute": 2 * base.compute}
         run = run_log(program, preset, budget, **options)
         assert describe(run) == describe(run_log(program, preset, budget, **options))
-        counts = model.follow(run.decisions)
+        counts = model.follow(run.decisions).counts
         assert run.status in ("ok", "oom", "thrash")
         assert (counts["M"], counts["R"], counts["E"]) == (run.model_ops, run.remat_ops, run.forced)
         assert counts["D"] == run.other

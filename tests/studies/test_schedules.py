@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import schedule_check
 from commands import invoke
-from schedule_check import Broken, verify
+from programs import Broken, Model
 
 from bench.studies import schedules
 from bench.studies.best import commands
+from bench.studies.log import Log
 from dtr_alloc import oplog
 from dtr_alloc.simulation import simulate
 from dtr_alloc.simulation.presets import PRESETS
@@ -24,8 +24,7 @@ STEPS = 40
 
 
 def log_of(name):
-    path = LOGS / f"{name}.log.xz"
-    return path, oplog.compile_log(path)
+    return oplog.compile_log(LOGS / f"{name}.log.xz")
 
 
 def budget_of(program, ratio):
@@ -35,13 +34,13 @@ def budget_of(program, ratio):
 @pytest.fixture(scope="module")
 def found():
     """A schedule of one log, with the log."""
-    path, program = log_of("unet_skip")
-    return path, program, schedules.search(program, budget_of(program, 0.5), steps=STEPS)
+    program = log_of("unet_skip")
+    return program, schedules.search(program, budget_of(program, 0.5), steps=STEPS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_found_holds_the_budget_and_is_never_worse_than_a_preset(name):
-    path, program = log_of(name)
+    program = log_of(name)
     for ratio in (0.4, 0.6, 0.9):
         budget = budget_of(program, ratio)
         preset = schedules.best_preset(program, budget)
@@ -50,7 +49,7 @@ def test_what_is_found_holds_the_budget_and_is_never_worse_than_a_preset(name):
             continue
         assert preset is None or best.cost <= preset.cost
         run = schedules.run(program, best, decisions=True)
-        checked = verify(oplog.read(path), run.decisions.splitlines(), budget)
+        checked = Model(program, "simrd").follow(run.decisions, budget)
         assert checked.total_cost == run.total_cost == best.cost
         assert checked.remat_cost == run.remat_cost
         assert checked.peak_bytes == run.peak_bytes <= budget
@@ -58,7 +57,7 @@ def test_what_is_found_holds_the_budget_and_is_never_worse_than_a_preset(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_policys_run_is_a_schedule(name):
-    path, program = log_of(name)
+    program = log_of(name)
     budget = budget_of(program, 0.6)
     policy = simulate.run_log(program, "dtr-full", budget, decisions=True)
     if policy.status != "ok":
@@ -66,18 +65,18 @@ def test_a_policys_run_is_a_schedule(name):
     given = schedules.of_policy(program, PRESETS["dtr-full"], budget, None)
     run = schedules.run(program, given, decisions=True)
     assert run.decisions == policy.decisions
-    assert verify(oplog.read(path), run.decisions.splitlines(), budget).total_cost == given.cost
+    assert Model(program, "simrd").follow(run.decisions, budget).total_cost == given.cost
 
 
 def test_the_same_steps_and_seed_give_the_same_schedule():
-    _, program = log_of("resnet_chain")
+    program = log_of("resnet_chain")
     budget = budget_of(program, 0.3)
     one, two = (schedules.search(program, budget, steps=100, seed=5) for _ in range(2))
     assert one == two
 
 
 def test_a_file_gives_back_what_was_written(found, tmp_path):
-    _, program, best = found
+    program, best = found
     path = tmp_path / "unet.schedule.xz"
     other = replace(best, budget_bytes=best.budget_bytes + 1)
     schedules.write(path, [best, other])
@@ -90,7 +89,7 @@ def changed(best, pairs):
 
 
 def test_an_eviction_that_cannot_be_is_named(found):
-    _, program, best = found
+    program, best = found
     pairs = list(best.pairs())
     with pytest.raises(ValueError, match=r"eviction 1 evicts storage .* not resident"):
         schedules.run(program, changed(best, [pairs[0], pairs[0], *pairs[1:]]))
@@ -105,20 +104,20 @@ def test_an_eviction_that_cannot_be_is_named(found):
 
 
 def test_a_list_that_ends_early_leaves_too_little_room(found):
-    _, program, best = found
+    program, best = found
     with pytest.raises(ValueError, match="nothing more is evicted"):
         schedules.run(program, changed(best, list(best.pairs())[:1]))
 
 
 def test_a_schedule_of_another_log_is_refused(found):
-    _, _, best = found
-    _, other = log_of("resnet_chain")
+    _, best = found
+    other = log_of("resnet_chain")
     with pytest.raises(ValueError, match="not for"):
         schedules.run(other, best)
 
 
 def test_a_wrong_cost_is_named(found):
-    _, program, best = found
+    program, best = found
     with pytest.raises(ValueError, match="it says"):
         schedules.run(program, replace(best, cost=best.cost + 1))
 
@@ -152,35 +151,36 @@ def test_the_commands_name_what_they_cannot_do(tmp_path):
 
 # ---- the checker itself: a, then b from a, then c from both ----
 
-PROGRAM = [
-    *(oplog.Constant("x"), oplog.Memory("x", 1)),
-    *(oplog.Call("f", ("x",), ("a",), 10), oplog.Memory("a", 4), oplog.Alias("a", -1)),
-    *(oplog.Call("g", ("a",), ("b",), 20), oplog.Memory("b", 2), oplog.Alias("b", -1)),
-    *(oplog.Call("h", ("a", "b"), ("c",), 30), oplog.Memory("c", 1), oplog.Alias("c", -1)),
-    oplog.Release("a"),
-]
+LOG = Log()
+LOG.constant("x", 1)
+LOG.call("x", {"a": 4}, time=10)
+LOG.call("a", {"b": 2}, time=20)
+LOG.call("a b", {"c": 1}, time=30)
+LOG.release("a")
+CHECKER = Model(LOG.program, "simrd")
 GOOD = ["M0", "M1", "M2", "E1", "R1", "M3", "D1"]
 
 
 def test_the_checker_adds_up_what_runs():
-    assert verify(PROGRAM, GOOD, 8) == schedule_check.Checked(70, 10, 8)
+    found = CHECKER.follow("\n".join(GOOD), 8)
+    assert (found.total_cost, found.remat_cost, found.peak_bytes) == (70, 10, 8)
 
 
 @pytest.mark.parametrize(
     ("decisions", "budget", "why"),
     [
-        (GOOD, 7, "8 bytes in use; the budget is 7"),
-        (["M0", "M1", "M2", "E1", "M3"], 8, "its input 1 is not there"),
+        (GOOD, 7, "8 bytes in use; allowed: 7"),
+        (["M0", "M1", "M2", "E1", "M3"], 8, r"its inputs \[1\] are not there"),
         (["M0", "M1", "M2", "E1", "E1"], 8, "not resident"),
         (["M0", "E0"], 8, "a constant"),
         (["M0", "R1"], 8, "ran never"),
         (["M0", "M1", "M1"], 8, "ran before"),
         (["M0", "M1"], 8, "end before the program"),
-        (["M0", "M1", "M2", "M3", "E2"], 8, r"'b' .* is not there"),
-        (["M0", "M7"], 8, "names no tensor"),
+        (["M0", "M1", "M2", "M3", "E2"], 8, r"at the end \[2\] are not there"),
+        (["M0", "M7"], 8, "names no operator's tensor"),
         (["M0", "X0"], 8, "allowed: M, R, E, D"),
     ],
 )
 def test_the_checker_names_the_decision_that_cannot_be(decisions, budget, why):
     with pytest.raises(Broken, match=why):
-        verify(PROGRAM, decisions, budget)
+        CHECKER.follow("\n".join(decisions), budget)
