@@ -21,12 +21,8 @@ FULL = 0.7
 """A budget saves little if unevictable memory has more than this share of it."""
 
 
-def figures(stats: Mapping[str, Any]) -> list[tuple[str, str]]:
+def figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and values for people, as far as ``stats`` counts them."""
-    return list(_figures(stats))
-
-
-def _figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if "budget_bytes" in stats:
         yield "budget", format_size(stats["budget_bytes"])
     if "peak_allocated_bytes" in stats:

@@ -125,7 +125,7 @@ def render(
         everything: whether all counters follow.
         error: by which the job ended.
     """
-    rows = figures(stats) or list(counter_rows(stats))  # where there was an error, that is all
+    rows = [*figures(stats)] or [*counter_rows(stats)]  # where there was an error, that is all
     shown: list[Table | str] = [title, _table(rows)]
     if sentence := advice(stats, error):
         shown.append(sentence)

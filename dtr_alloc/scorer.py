@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import fields
 from typing import Any
 
 from dtr_alloc.core import ffi
@@ -12,6 +13,7 @@ from dtr_alloc.heuristics import Candidate, Heuristic
 _SIGNATURE = (
     "int32_t(void *, const dtr_candidate *, uint64_t, double *, char *, uint64_t)"  # dtr_score_fn
 )
+_FIELDS = tuple(field.name for field in fields(Candidate))
 
 
 class Scorer:
@@ -35,20 +37,8 @@ class Scorer:
         try:
             for index in range(count):
                 of = candidates[index]
-                score = self._score(
-                    Candidate(
-                        id=of.id,
-                        size_bytes=of.size_bytes,
-                        free_bytes=of.free_bytes,
-                        staleness_ns=of.staleness_ns,
-                        cost_ns=of.cost_ns,
-                        ancestors_ns=of.ancestors_ns,
-                        descendants_ns=of.descendants_ns,
-                        component_ns=of.component_ns,
-                        recomputes=of.recomputes,
-                        live=bool(of.live),
-                    )
-                )
+                values = {name: getattr(of, name) for name in _FIELDS}
+                score = self._score(Candidate(**values | {"live": bool(of.live)}))
                 if isinstance(score, str) or math.isnan(score):
                     raise ValueError(
                         f"the score of storage {of.id} is {score!r}; allowed: any number but NaN"

@@ -263,21 +263,14 @@ def _fullest(entries: Sequence[Kept]) -> Figure:
 
 def _repeats(entries: Sequence[Repeats]) -> Figure:
     rows = repeats_by_place(entries)[:_BARS]
-    return _bars(
-        [place.label for place, _, _ in rows],
-        [seconds for _, seconds, _ in rows],
-        [f"{seconds:.3g} s, {times:,} times" for _, seconds, times in rows],
-    )
-
-
-def _bars(names: Sequence[str], lengths: Sequence[float], values: Sequence[str]) -> Figure:
-    figure, axes = _figure(0.2 + 0.36 * len(names))
-    axes.barh(range(len(names)), lengths, 0.4, color=AGAIN, alpha=0.8)
-    for row, (name, length, value) in enumerate(zip(names, lengths, values, strict=True)):
+    figure, axes = _figure(0.2 + 0.36 * len(rows))
+    axes.barh(range(len(rows)), [seconds for _, seconds, _ in rows], 0.4, color=AGAIN, alpha=0.8)
+    for row, (place, seconds, times) in enumerate(rows):
+        name = place.label
         shown = name if len(name) <= _LABEL else f"…{name[-_LABEL:]}"
         axes.text(0, row - 0.25, shown, va="bottom", fontsize=8)
-        axes.text(length, row, f" {value}", va="center", fontsize=8)
-    axes.set_ylim(-0.9, len(names) - 0.6)
+        axes.text(seconds, row, f" {seconds:.3g} s, {times:,} times", va="center", fontsize=8)
+    axes.set_ylim(-0.9, len(rows) - 0.6)
     axes.invert_yaxis()
     axes.margins(x=0.45)
     axes.grid(False)

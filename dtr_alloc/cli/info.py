@@ -81,13 +81,9 @@ def _bridge_info() -> dict[str, Any]:
     try:
         from dtr_alloc.torch import bridge
 
-        found = bridge.status()
+        return bridge.status()
     except Exception as error:
         return {"compiler": None, "cached": None, "path": None, "reason": _failure(error)}
-    return {
-        key: value if isinstance(value, bool | int | float | str | None) else str(value)
-        for key, value in found.items()
-    }
 
 
 def _cuda_info() -> dict[str, Any]:

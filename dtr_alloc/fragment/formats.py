@@ -37,17 +37,12 @@ def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trac
         trace = trace_file.read(path, allow_truncated=allow_truncated)
     elif rmm.is_log(head):
         trace = rmm.read(path, allow_truncated=allow_truncated)
-    elif rmm.is_debug_log(head):
-        raise TraceError(
-            f"{os.fspath(path)} is RMM's debug log; what is read is the memory event log, CSV, "
-            "which rmm.enable_logging(log_file_name=...) writes"
-        )
     elif torch_snapshot.is_head(head):
         trace = torch_snapshot.read(path)
     else:
         raise TraceError(
             f"{os.fspath(path)} begins with {head[:8]!r}: it is no trace of dtr_alloc, no log of "
-            "RMM and no memory snapshot of PyTorch"
+            "memory events of RMM (enable_logging) and no memory snapshot of PyTorch"
         )
     try:
         trace.validate()

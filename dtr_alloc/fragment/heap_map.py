@@ -127,16 +127,11 @@ class _Segments:
 
 
 def segment_events(trace: Trace) -> list[Segment]:
-    kinds = np.asarray(trace.kind)
-    which = np.flatnonzero((kinds == Kind.SEGMENT_ALLOCATE) | (kinds == Kind.SEGMENT_FREE))
+    rows = enumerate(zip(trace.kind, trace.address, trace.size_bytes, strict=True))
     return [
-        Segment(
-            event,
-            trace.address[event],
-            trace.size_bytes[event],
-            trace.kind[event] == Kind.SEGMENT_ALLOCATE,
-        )
-        for event in which.tolist()
+        Segment(event, address, size, kind == Kind.SEGMENT_ALLOCATE)
+        for event, (kind, address, size) in rows
+        if kind in (Kind.SEGMENT_ALLOCATE, Kind.SEGMENT_FREE)
     ]
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dtr_alloc.config import format_size
@@ -20,14 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FAILED = "#d55e00"
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure, in the format of the suffix. Raises OSError as the disk does."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    FigureCanvasAgg(figure).print_figure(path, dpi=110)
 
 
 def map_picture(

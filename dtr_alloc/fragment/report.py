@@ -285,13 +285,11 @@ def figures(report: Report, *, maps: bool) -> dict[str, Any]:
 def write_pictures(report: Report, folder: Path, stem: str, *, maps: bool) -> list[Path]:
     """Draws STEM-NAME.png of each of the figures. Returns the paths. Raises OSError as the disk
     does."""
-    from dtr_alloc.fragment import pictures
-
+    folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in figures(report, maps=maps).items():
-        path = folder / f"{stem}-{name}.png"
-        pictures.save(figure, path)
-        paths.append(path)
+        paths.append(folder / f"{stem}-{name}.png")
+        figure.savefig(paths[-1], dpi=110)
     return paths
 
 

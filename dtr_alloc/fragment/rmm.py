@@ -32,7 +32,6 @@ _DAY_NS = 24 * 3600 * 10**9
 _MOST_LINE_BYTES = 4096
 _MOST_FILE_BYTES = 1 << 33
 _NOTHING = ("(nil)", "nullptr", "0", "0x0")
-_DEBUG = re.compile(rb"\[[0-9]+\]\[[0-9]{2}:[0-9]{2}:[0-9]{2}[:.][0-9]+\]\[")
 
 
 def is_log(head: bytes) -> bool:
@@ -41,11 +40,6 @@ def is_log(head: bytes) -> bool:
     return fields[0].strip() == HEADER[0] or (
         len(fields) == len(HEADER) and fields[2].strip() in _ACTIONS
     )
-
-
-def is_debug_log(head: bytes) -> bool:
-    """Whether a file that begins so is RMM's debug log."""
-    return _DEBUG.match(head) is not None
 
 
 def read(path: str | os.PathLike[str], *, allow_truncated: bool = False) -> Trace:

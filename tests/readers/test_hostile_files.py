@@ -140,7 +140,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("rmm", RMM + b"1,00:00:01.0,free,0x8,8,0\n", "0x8 is freed and was not allocated"),
     ("rmm", RMM + b"1,00:00:01.0,allocate,0x20,8,0\n", "0x20 is allocated and was not freed"),
     ("rmm", RMM + b"1,1.5,allocate,0x3", "line 3: 4 fields; allowed: 6 (was the file cut off?"),
-    ("rmm", b"[7][16:47:00:093520][info  ] ----- RMM LOG BEGIN -----\n", "RMM's debug log"),
+    ("rmm", b"[7][16:47:00:093520][info  ] ----- RMM LOG BEGIN -----\n", "no JSON of a snapshot"),
     ("rmm", RMM + f"1,1.5,allocate,0x10,{2**64 - 1},0\n".encode(), "add up to more than"),
 ]  # fmt: skip
 
