@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "policy/score.h"
 #include "quotient.h"
@@ -119,15 +120,20 @@ uint32_t Machine::choose() {
     ++result_.accesses;
     return pool_.nth(random_.below(static_cast<uint32_t>(pool_.size())));
   }
+  double least = kInfinity;
   return pool_.choose([&](uint32_t at) {
     ++result_.evaluations;
     ++result_.accesses;
     int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
     int64_t newest = in_use_[at].last_access;
     if (is_marginal_) {
+      double value = score(at, cost, newest);
       if (in_use_[at].references == 0 && storages_[at].needed_by == 0)
-        return score(at, cost, newest) * kUnneeded;
-      return score(at, marginal_cost(at), newest);
+        value *= kUnneeded;
+      else if (value <= least)  // else another is better whatever the shares
+        value = score(at, marginal_cost(at), newest);
+      least = std::min(least, value);
+      return value;
     }
     if (caches_regions_) {
       cost += regions_.cost(at, kAncestors);
