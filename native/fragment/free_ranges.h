@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -16,6 +17,8 @@ namespace dtr::fragment {
 
 class FreeRanges {
  public:
+  static constexpr uint64_t kNone = UINT64_MAX;
+
   size_t count() const { return ends_.size(); }
   uint64_t total_bytes() const { return total_; }
   uint64_t largest_bytes() const { return sizes_.empty() ? 0 : *sizes_.rbegin(); }
@@ -26,6 +29,19 @@ class FreeRanges {
     std::vector<Range> found;
     found.reserve(ends_.size());
     for (const auto& [begin, end] : ends_) found.push_back({begin, end});
+    return found;
+  }
+
+  // Where the lowest range of so many bytes begins, or kNone. All in a class above that of the size
+  // are large enough.
+  uint64_t lowest(uint64_t size) const {
+    uint64_t found = kNone;
+    for (size_t above = class_of(size) + 1; above < begins_.size(); ++above)
+      if (!begins_[above].empty()) found = std::min(found, *begins_[above].begin());
+    for (const uint64_t begin : begins_[class_of(size)]) {
+      if (begin >= found) break;
+      if (ends_.at(begin) - begin >= size) return begin;
+    }
     return found;
   }
 
@@ -77,17 +93,21 @@ class FreeRanges {
 
  private:
   using Ends = std::map<uint64_t, uint64_t>;
+  // Of sizes between two powers of two.
+  static size_t class_of(uint64_t size) { return static_cast<size_t>(63 - __builtin_clzll(size)); }
 
   void insert(Ends::iterator before, uint64_t begin, uint64_t end) {
     const uint64_t size = end - begin;
     ends_.emplace_hint(before, begin, end);
     sizes_.insert(size);
+    begins_[class_of(size)].insert(begin);
     total_ += size;
     squares_ += static_cast<unsigned __int128>(size) * size;
   }
   Ends::iterator drop(Ends::iterator range) {
     const uint64_t size = range->second - range->first;
     sizes_.erase(sizes_.find(size));
+    begins_[class_of(size)].erase(range->first);
     total_ -= size;
     squares_ -= static_cast<unsigned __int128>(size) * size;
     return ends_.erase(range);
@@ -95,6 +115,7 @@ class FreeRanges {
 
   Ends ends_;  // by begin
   std::multiset<uint64_t> sizes_;
+  std::array<std::set<uint64_t>, 64> begins_;  // by class
   std::set<uint64_t> walls_;
   uint64_t total_ = 0;
   unsigned __int128 squares_ = 0;

@@ -41,9 +41,9 @@ std::unique_ptr<Model> make_model(const dtr_fragment_options& options, uint32_t 
       check_caching(options);
       return make_caching(options, count);
     case DTR_FRAGMENT_POWER_OF_TWO:
-      return make_bins(options.budget_bytes, count);
+      return make_bins(options.budget_bytes);
     case DTR_FRAGMENT_FIRST_FIT:
-      return make_first_fit(options.budget_bytes, count);
+      return make_first_fit(options.budget_bytes);
     case DTR_FRAGMENT_PAGING:
       if (options.page_bytes == 0) throw InvalidArgument("page_bytes is 0; allowed: 1 or more");
       return make_paging(options.budget_bytes, options.page_bytes, count);

@@ -55,8 +55,8 @@ std::unique_ptr<Model> make_model(const dtr_fragment_options& options, uint32_t 
 std::unique_ptr<Model> make_ours(const dtr_fragment_options& options, uint32_t count,
                                  uint64_t needed_bytes);
 std::unique_ptr<Model> make_caching(const dtr_fragment_options& options, uint32_t count);
-std::unique_ptr<Model> make_bins(uint64_t budget_bytes, uint32_t count);
-std::unique_ptr<Model> make_first_fit(uint64_t budget_bytes, uint32_t count);
+std::unique_ptr<Model> make_bins(uint64_t budget_bytes);
+std::unique_ptr<Model> make_first_fit(uint64_t budget_bytes);
 std::unique_ptr<Model> make_paging(uint64_t budget_bytes, uint64_t page_bytes, uint32_t count);
 std::unique_ptr<Model> make_exact(uint64_t budget_bytes, uint32_t count);
 

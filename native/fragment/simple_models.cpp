@@ -1,9 +1,11 @@
 // Models that a page of code can hold: what other models are compared with.
 #include <algorithm>
 #include <map>
+#include <unordered_map>
+#include <utility>
 
 #include "device.h"
-#include "holes.h"
+#include "free_ranges.h"
 #include "model.h"
 
 namespace dtr::fragment {
@@ -14,38 +16,30 @@ constexpr uint64_t kGrain = 512;
 
 uint64_t round_up(uint64_t size, uint64_t grain) { return (size + grain - 1) / grain * grain; }
 
-struct Place {
-  uint64_t address = 0;
-  uint64_t size = 0;
+// What a model gave for the allocations that are live.
+struct Given {
+  uint64_t address, size, stream;
 };
+using Live = std::unordered_map<uint32_t, Given>;  // by id
 
-// The allocations that are live, to be visited without the others.
-class LiveIds {
- public:
-  explicit LiveIds(uint32_t count) : position_(count) {}
-  void add(uint32_t id) {
-    position_[id] = static_cast<uint32_t>(ids_.size());
-    ids_.push_back(id);
-  }
-  void remove(uint32_t id) {
-    const uint32_t last = ids_.back();
-    ids_[position_[id]] = last;
-    position_[last] = position_[id];
-    ids_.pop_back();
-  }
-  const std::vector<uint32_t>& ids() const { return ids_; }
+std::vector<dtr_fragment_block> used_blocks(const Live& live) {
+  std::vector<dtr_fragment_block> all;
+  for (const auto& [id, of] : live) all.push_back({of.address, of.size, of.stream, 1, 0});
+  return all;
+}
 
- private:
-  std::vector<uint32_t> ids_;
-  std::vector<uint32_t> position_;  // in ids_, of those that are live
-};
+std::vector<dtr_fragment_block> by_address(std::vector<dtr_fragment_block> blocks) {
+  std::sort(blocks.begin(), blocks.end(),
+            [](const auto& a, const auto& b) { return a.address < b.address; });
+  return blocks;
+}
 
 // Requests rounded to powers of two, of 512 bytes at least. A free block serves requests of its
 // own power and stream, and is never split or merged. If the device refuses, all that is free goes
 // back to it.
 class Bins final : public Model {
  public:
-  Bins(uint64_t budget, uint32_t count) : device_(budget, nullptr, 0), live_(count), ids_(count) {}
+  explicit Bins(uint64_t budget) : device_(budget, nullptr, 0) {}
 
   uint64_t allocate(uint32_t id, uint64_t size, uint64_t stream) override {
     if (size > uint64_t{1} << 62) return kNoPlace;
@@ -61,35 +55,25 @@ class Bins final : public Model {
       if (address == kNoPlace) return kNoPlace;
     }
     used_ += power;
-    live_[id] = {{address, power}, stream};
-    ids_.add(id);
+    live_[id] = {address, power, stream};
     return address;
   }
   void free(uint32_t id) override {
-    const Owned& block = live_[id];
-    used_ -= block.place.size;
-    free_[{block.stream, block.place.size}].push_back(block.place.address);
-    ids_.remove(id);
+    const auto block = live_.find(id);
+    used_ -= block->second.size;
+    free_[{block->second.stream, block->second.size}].push_back(block->second.address);
+    live_.erase(block);
   }
   uint64_t reserved_bytes() const override { return device_.held_bytes(); }
   uint64_t used_bytes() const override { return used_; }
   std::vector<dtr_fragment_block> blocks() override {
-    std::vector<dtr_fragment_block> all;
-    for (const uint32_t id : ids_.ids())
-      all.push_back({live_[id].place.address, live_[id].place.size, live_[id].stream, 1, 0});
+    std::vector<dtr_fragment_block> all = used_blocks(live_);
     for (const auto& [key, bin] : free_)
       for (const uint64_t address : bin) all.push_back({address, key.second, key.first, 0, 0});
-    std::sort(all.begin(), all.end(),
-              [](const auto& a, const auto& b) { return a.address < b.address; });
-    return all;
+    return by_address(std::move(all));
   }
 
  private:
-  struct Owned {
-    Place place;
-    uint64_t stream = 0;
-  };
-
   uint64_t take(uint64_t power) {
     if (!device_.has(power)) {
       for (auto& [key, bin] : free_) {
@@ -107,8 +91,7 @@ class Bins final : public Model {
 
   Device device_;
   uint64_t used_ = 0;
-  std::vector<Owned> live_;  // by id
-  LiveIds ids_;
+  Live live_;
   std::map<std::pair<uint64_t, uint64_t>, std::vector<uint64_t>> free_;  // stream, size
 };
 
@@ -116,47 +99,42 @@ class Bins final : public Model {
 // highest byte that was ever used.
 class FirstFit final : public Model {
  public:
-  FirstFit(uint64_t budget, uint32_t count)
-      : end_(std::min(budget, uint64_t{1} << 62) / kGrain * kGrain), live_(count), ids_(count) {
-    if (end_ > 0) holes_.add(0, end_);
+  explicit FirstFit(uint64_t budget) {
+    free_.add(kBase, kBase + std::min(budget, uint64_t{1} << 62) / kGrain * kGrain);
   }
   uint64_t allocate(uint32_t id, uint64_t size, uint64_t) override {
     size = round_up(size, kGrain);
-    const uint64_t at = holes_.take_lowest(size);
-    if (at == Holes::kNone) return kNoPlace;
-    reached_ = std::max(reached_, at + size);
+    const uint64_t at = free_.lowest(size);
+    if (at == FreeRanges::kNone) return kNoPlace;
+    free_.remove(at, at + size);
+    end_ = std::max(end_, at + size);
     used_ += size;
-    live_[id] = {at, size};
-    ids_.add(id);
-    return kBase + at;
+    live_[id] = {at, size, 0};
+    return at;
   }
   void free(uint32_t id) override {
-    used_ -= live_[id].size;
-    holes_.add(live_[id].address, live_[id].size);
-    ids_.remove(id);
+    const auto block = live_.find(id);
+    const auto [address, size, stream] = block->second;
+    used_ -= size;
+    free_.add(address, address + size);
+    live_.erase(block);
   }
-  uint64_t reserved_bytes() const override { return reached_; }
+  uint64_t reserved_bytes() const override { return end_ - kBase; }
   uint64_t used_bytes() const override { return used_; }
   std::vector<dtr_fragment_block> blocks() override {
-    std::vector<dtr_fragment_block> all;
-    for (const uint32_t id : ids_.ids())
-      all.push_back({kBase + live_[id].address, live_[id].size, 0, 1, 0});
-    holes_.for_each([&](uint64_t at, uint64_t size) {
-      if (at < reached_) all.push_back({kBase + at, std::min(size, reached_ - at), 0, 0, 0});
-    });
-    std::sort(all.begin(), all.end(),
-              [](const auto& a, const auto& b) { return a.address < b.address; });
-    return all;
+    std::vector<dtr_fragment_block> all = used_blocks(live_);
+    for (const Range& hole : free_.ranges())
+      if (hole.begin < end_)
+        all.push_back({hole.begin, std::min(hole.end, end_) - hole.begin, 0, 0, 0});
+    return by_address(std::move(all));
   }
 
  private:
   static constexpr uint64_t kBase = Device::kSegmentAlignment;
-  uint64_t end_;
-  uint64_t reached_ = 0;
+  uint64_t end_ = kBase;
   uint64_t used_ = 0;
-  Holes holes_;
-  std::vector<Place> live_;  // by id
-  LiveIds ids_;
+  FreeRanges free_;
+  Live live_;
 };
 
 // Counts bytes: each request takes whole units, wherever they are. Pages of 2 MiB: what remains
@@ -196,11 +174,9 @@ class Counted final : public Model {
 
 }  // namespace
 
-std::unique_ptr<Model> make_bins(uint64_t budget, uint32_t count) {
-  return std::make_unique<Bins>(budget, count);
-}
-std::unique_ptr<Model> make_first_fit(uint64_t budget, uint32_t count) {
-  return std::make_unique<FirstFit>(budget, count);
+std::unique_ptr<Model> make_bins(uint64_t budget) { return std::make_unique<Bins>(budget); }
+std::unique_ptr<Model> make_first_fit(uint64_t budget) {
+  return std::make_unique<FirstFit>(budget);
 }
 std::unique_ptr<Model> make_paging(uint64_t budget, uint64_t page, uint32_t count) {
   return std::make_unique<Counted>(budget, page, true, count);
