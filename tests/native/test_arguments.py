@@ -224,14 +224,9 @@ class TestModels:
             (lib.DTR_FRAGMENT_FIRST_FIT, "places", 2),
             (lib.DTR_FRAGMENT_OURS, "fixed", 2),
             (lib.DTR_FRAGMENT_OURS, "placement", 9),
-            (lib.DTR_FRAGMENT_OURS, "chunk_bytes", 1),
             (lib.DTR_FRAGMENT_PYTORCH, "expandable", 2),
             (lib.DTR_FRAGMENT_PYTORCH, "budget_is_fraction", -1),
             (lib.DTR_FRAGMENT_PYTORCH, "ties_by_address", 2),
-            (lib.DTR_FRAGMENT_PYTORCH, "max_split_bytes", 1),
-            (lib.DTR_FRAGMENT_PYTORCH, "roundup_power2_divisions", 3),
-            (lib.DTR_FRAGMENT_PYTORCH, "collect_threshold", 1),
-            (lib.DTR_FRAGMENT_PAGING, "page_bytes", 0),
         ],
     )
     def test_an_option_that_is_not_allowed_is_named(self, model, field, value):

@@ -31,12 +31,6 @@ class TestTheHeapOverTime:
         assert list(series.live_bytes) == [0, 10, 0]
         assert list(series.free_bytes) == [64, 48, 64]
 
-    def test_without_segments_memory_is_reserved_from_its_first_block_on(self):
-        series = walk(trace_of("A0:10 A10:10 F0:10 A0:4 F10:10")).series
-        assert list(series.reserved_bytes) == [10, 20, 20, 20, 20]
-        # Once it was freed it is one hole with what was left beside it.
-        assert list(series.largest_free_bytes) == [0, 0, 10, 6, 16]
-
     @pytest.mark.parametrize(("source", "largest"), [("torch", 100), ("dtr_alloc", 200)])
     def test_holes_of_two_segments_of_pytorch_are_two(self, source, largest):
         trace = trace_of("S0:100 S100:100 A300:1", source=source)
