@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 KEPT = {
     # Allocation and what changes a tensor but not its memory.
@@ -239,8 +240,12 @@ class Kernel:
             if in_place:
                 compute()
                 return
-            again: list[Tensor] = []
-            _flatten(compute(), self.returned, again)
+            again = compute()
+            values = again if len(self.returned) > 1 else (again,)
+            new = [
+                value for name, value in zip(self.returned, values, strict=False) if name is None
+            ]
+            again = [value for value in tree_leaves(new) if isinstance(value, Tensor)]
             for place, value in zip(places, [*grown.values(), *again], strict=True):
                 place.copy_(value)
 
@@ -280,38 +285,19 @@ class Kernel:
         return tuple(answer) if len(answer) > 1 else answer[0]
 
 
-# Functions of the module, not nested ones: a nested function that calls itself is a reference
-# cycle, and would hold tensors until the garbage collector comes by.
-
-
 def _new(value: Any, outputs: list[tuple[Tensor, Tensor]], use: Use) -> Any:
     """A result on CUDA, without its values."""
-    if isinstance(value, Tensor):
+
+    def new(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
         device = torch._C._cuda_getDevice()
         out = torch.empty_strided(*_dense(value), dtype=value.dtype, device=f"cuda:{device}")
         outputs.append((out, value))
         use.add(out, True)
         return out
-    if isinstance(value, list | tuple):
-        return type(value)([_new(part, outputs, use) for part in value])
-    return value
 
-
-def _collect(value: Any, out: list[Tensor]) -> None:
-    """The tensors of a result, in order."""
-    if isinstance(value, Tensor):
-        out.append(value)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            _collect(part, out)
-
-
-def _flatten(result: Any, returned: list[str | None], out: list[Tensor]) -> None:
-    """The tensors of a result that are no arguments, in order."""
-    values = result if len(returned) > 1 else (result,)
-    for name, value in zip(returned, values, strict=False):
-        if name is None:
-            _collect(value, out)
+    return tree_map(new, value)
 
 
 def _dense(value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -322,27 +308,22 @@ def _dense(value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _device_of(named: dict[str, Any]) -> int:
-    for value in named.values():
+    for value in tree_leaves(list(named.values())):
         if isinstance(value, Tensor) and value.is_cuda:
             return value.device.index
-        if isinstance(value, list | tuple):
-            for part in value:
-                if isinstance(part, Tensor) and part.is_cuda:
-                    return part.device.index
         if isinstance(value, torch.device) and value.index is not None:
             return value.index
     return torch._C._cuda_getDevice()
 
 
 def _translated(value: Any, use: Use, writes: bool) -> Any:
-    if isinstance(value, Tensor):
-        if not value.is_cuda:
+    def on_host(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.is_cuda:
             return value
         use.add(value, writes)
         return on_cpu(value)
-    if isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value):
-        return [_translated(part, use, writes) for part in value]
-    return value
+
+    return tree_map(on_host, value)
 
 
 def _draws_nothing(named: dict[str, Any]) -> bool:

@@ -183,16 +183,20 @@ bool is_pinned(const Range& range) {
          range.end <= std::prev(next)->first + std::prev(next)->second;
 }
 
-bool accessible(Range range) {
-  Address begin = range.begin, end = range.end;
-  while (begin < end) {
-    auto next = state->mappings.upper_bound(begin);
+// Whether a range is mapped, and so that each mapping in it holds what is asked.
+template <typename Ask>
+bool mapped(Range range, const Ask& ask) {
+  while (range.begin < range.end) {
+    auto next = state->mappings.upper_bound(range.begin);
     if (next == state->mappings.begin()) return false;
     auto& [address, mapping] = *--next;
-    if (begin >= address + mapping.size || !mapping.access) return false;
-    begin = address + mapping.size;
+    if (range.begin >= address + mapping.size || !ask(mapping)) return false;
+    range.begin = address + mapping.size;
   }
   return true;
+}
+bool accessible(Range range) {
+  return mapped(range, [](const Mapping& mapping) { return mapping.access; });
 }
 
 // Queues work on ranges and checks that nothing unfinished elsewhere may run beside it.
@@ -264,16 +268,18 @@ bool any_capture() {
   return false;
 }
 
-bool captured(Event* event, const char* call) {
-  if (!event->captured) return false;
-  violation(std::string(call) + " of an event that a capture recorded");
-  return true;
-}
-
 bool known(Event* event, const char* call) {
   if (state->events.count(event) != 0) return true;
   violation(std::string(call) + " of an event that does not exist");
   return false;
+}
+
+// What asks for an event's completion: 0, or why it must not.
+int askable(Event* event, const char* call) {
+  if (!known(event, call)) return kInvalidValue;
+  if (!event->captured) return 0;
+  violation(std::string(call) + " of an event that a capture recorded");
+  return kCapturedEvent;
 }
 
 }  // namespace
@@ -299,25 +305,15 @@ EXPORT int cuInit(unsigned) {
 }
 
 EXPORT int cuGetErrorName(int code, const char** name) {
-  switch (code) {
-    case kInvalidValue:
-      *name = "CUDA_ERROR_INVALID_VALUE";
-      break;
-    case kOutOfMemory:
-      *name = "CUDA_ERROR_OUT_OF_MEMORY";
-      break;
-    case kNoDevice:
-      *name = "CUDA_ERROR_NO_DEVICE";
-      break;
-    case kInvalidDevice:
-      *name = "CUDA_ERROR_INVALID_DEVICE";
-      break;
-    case kInvalidContext:
-      *name = "CUDA_ERROR_INVALID_CONTEXT";
-      break;
-    default:
-      *name = "CUDA_ERROR_UNKNOWN";
-  }
+  static const std::map<int, const char*> names{
+      {kInvalidValue, "CUDA_ERROR_INVALID_VALUE"},
+      {kOutOfMemory, "CUDA_ERROR_OUT_OF_MEMORY"},
+      {kNoDevice, "CUDA_ERROR_NO_DEVICE"},
+      {kInvalidDevice, "CUDA_ERROR_INVALID_DEVICE"},
+      {kInvalidContext, "CUDA_ERROR_INVALID_CONTEXT"},
+  };
+  const auto found = names.find(code);
+  *name = found == names.end() ? "CUDA_ERROR_UNKNOWN" : found->second;
   return 0;
 }
 
@@ -564,15 +560,13 @@ EXPORT int cuEventRecord(Event* event, void* id) {
 
 EXPORT int cuEventQuery(Event* event) {
   CALL_WITH_CONTEXT("cuEventQuery");
-  if (!known(event, "cuEventQuery")) return kInvalidValue;
-  if (captured(event, "cuEventQuery")) return kCapturedEvent;
+  if (const int error = askable(event, "cuEventQuery")) return error;
   return complete(*event) ? 0 : kNotReady;
 }
 
 EXPORT int cuEventSynchronize(Event* event) {
   CALL_WITH_CONTEXT("cuEventSynchronize");
-  if (!known(event, "cuEventSynchronize")) return kInvalidValue;
-  if (captured(event, "cuEventSynchronize")) return kCapturedEvent;
+  if (const int error = askable(event, "cuEventSynchronize")) return error;
   if (!complete(*event)) run_all();
   return 0;
 }
@@ -753,22 +747,18 @@ EXPORT void fake_cuda_read(uint64_t stream, Address address, uint64_t size) {
 // The device whose memory is mapped at an address, or -1.
 EXPORT int fake_cuda_device_of(Address address) {
   std::lock_guard<std::mutex> lock(mutex);
-  auto next = state->mappings.upper_bound(address);
-  if (next == state->mappings.begin()) return -1;
-  --next;
-  return address < next->first + next->second.size ? next->second.device : -1;
+  int device = -1;
+  mapped(range_of(address, 1), [&](const Mapping& mapping) {
+    device = mapping.device;
+    return true;
+  });
+  return device;
 }
 // Whether all memory of a range may be used by work of a device.
 EXPORT int fake_cuda_is_shown(Address address, uint64_t size, int device) {
   std::lock_guard<std::mutex> lock(mutex);
-  for (Address at = address; at < address + size;) {
-    auto next = state->mappings.upper_bound(at);
-    if (next == state->mappings.begin()) return 0;
-    const auto& [begin, mapping] = *--next;
-    if (at >= begin + mapping.size || mapping.peers.count(device) == 0) return 0;
-    at = begin + mapping.size;
-  }
-  return 1;
+  const auto is_shown = [&](const Mapping& mapping) { return mapping.peers.count(device) != 0; };
+  return mapped(range_of(address, size), is_shown) ? 1 : 0;
 }
 // Work of a device uses a range that it may not use.
 EXPORT void fake_cuda_note_hidden(int device) {
