@@ -16,7 +16,6 @@ from io import BytesIO
 from typing import Any, ClassVar, NoReturn
 
 from dtr_alloc import bounded
-from dtr_alloc.bounded import shown
 from dtr_alloc.traces.trace import TraceError
 
 MOST_BYTES = 1 << 29  # of a file, unpacked
@@ -24,8 +23,9 @@ MOST_VALUES = 1 << 26  # opcodes
 
 
 def load(path: str | os.PathLike[str]) -> Any:
-    """The value in a pickle of any protocol, plain or ``.gz``: dict, list, tuple, int, float, str,
-    bytes, bool and None. Keys of dictionaries are texts, or numbers of at most 60 bits.
+    """The value in a pickle of protocol 4 or later (since Python 3.8 the default), plain or
+    ``.gz``: dict, list, tuple, int, float, str, bytes, bool and None. Keys of dictionaries are
+    texts, or numbers of at most 60 bits.
 
     Lists and dictionaries may share parts and contain themselves, so callers must not treat the
     value as a tree (bounded.shown).
@@ -39,6 +39,8 @@ def load(path: str | os.PathLike[str]) -> Any:
     with bounded.errors_as(TraceError, path), bounded.opened(path) as file:
         data = BytesIO(bounded.rest(file, MOST_BYTES))
     try:
+        if data.read(2) < pickle.PROTO + b"\x04":
+            raise _Refused("its protocol is before 4")
         return _Unpickler(data).load()
     except (IndexError, EOFError, struct.error, pickle.UnpicklingError) as error:
         reason = f"it is cut off, or takes what is not there: {error}"
@@ -99,23 +101,6 @@ class _Unpickler(pickle._Unpickler):
         size = int.from_bytes(self.read(4), "little")
         raise _Refused(f"a number of {size} bytes; allowed: 255")
 
-    def load_put(self) -> None:
-        self.put(int(self.readline()))
-
-    def load_long_binput(self) -> None:
-        self.put(int.from_bytes(self.read(4), "little"))
-
-    def put(self, index: int) -> None:
-        # Large numbers may all have one hash.
-        if not 0 <= index < MOST_VALUES:
-            raise _Refused(f"number {shown(index)} of the memo; allowed: up to {MOST_VALUES - 1}")
-        self.memo[index] = self.stack[-1]
-
-    def load_dict(self) -> None:
-        items = self.pop_mark()
-        self.append({})
-        self.update(items)
-
     def load_setitem(self) -> None:
         items = self.stack[-2:]
         del self.stack[-2:]
@@ -139,20 +124,17 @@ class _Unpickler(pickle._Unpickler):
         op[0]: pickle._Unpickler.dispatch[op[0]]
         for op in (
             *(pickle.PROTO, pickle.MARK, pickle.GLOBAL, pickle.STACK_GLOBAL),
-            *(pickle.MEMOIZE, pickle.BINPUT, pickle.GET, pickle.BINGET, pickle.LONG_BINGET),
-            *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.FLOAT, pickle.BINFLOAT),
-            *(pickle.INT, pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG, pickle.LONG1),
-            *(pickle.UNICODE, pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8),
+            *(pickle.MEMOIZE, pickle.BINGET, pickle.LONG_BINGET),
+            *(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE, pickle.BINFLOAT),
+            *(pickle.BININT, pickle.BININT1, pickle.BININT2, pickle.LONG1),
+            *(pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8),
             *(pickle.SHORT_BINBYTES, pickle.BINBYTES, pickle.BINBYTES8),
-            *(pickle.EMPTY_LIST, pickle.LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT),
+            *(pickle.EMPTY_LIST, pickle.APPEND, pickle.APPENDS, pickle.EMPTY_DICT),
             *(pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3, pickle.TUPLE),
         )
     } | {
         pickle.FRAME[0]: load_frame,
         pickle.LONG4[0]: load_long4,
-        pickle.PUT[0]: load_put,
-        pickle.LONG_BINPUT[0]: load_long_binput,
-        pickle.DICT[0]: load_dict,
         pickle.SETITEM[0]: load_setitem,
         pickle.SETITEMS[0]: load_setitems,
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import pickle
 import re
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -134,7 +135,7 @@ class Row(NamedTuple):
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
-    """Reads a snapshot: a pickle of any protocol or JSON, plain or ``.gz``.
+    """Reads a snapshot: a pickle (plain_pickle.load) or JSON, plain or ``.gz``.
 
     Takes time and memory as plain_pickle.load(), or at most 9 GB for JSON of MOST_JSON_BYTES, and
     as Trace.validate() for its events.
@@ -165,8 +166,7 @@ def load(path: str | os.PathLike[str]) -> Any:
 
 def is_head(head: bytes) -> bool:
     """Whether a file that begins so may be a snapshot: JSON, or a pickle."""
-    # Pickles begin with PROTO, or before protocol 2 with a list or a dictionary.
-    return _is_json(head) or head[:1] in (b"\x80", b"(", b"]", b"}")
+    return _is_json(head) or head.startswith(pickle.PROTO)
 
 
 def _is_json(head: bytes) -> bool:
