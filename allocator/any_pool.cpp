@@ -136,14 +136,6 @@ void AnyPool::require_no_blocks() const {
                    size_text(counts_.allocated_bytes) + "; free them before it is destroyed");
 }
 
-void AnyPool::require_inside(const char* call, uint64_t address, uint64_t size_bytes) const {
-  if (size_bytes == 0) return;
-  if (contains(address) && size_bytes <= span_ - (address - first_)) return;
-  throw InvalidArgument(std::string(call) + ": address " + address_text(address) + " with " +
-                        size_text(size_bytes) +
-                        " is not in this pool; allowed: a range in a block in use");
-}
-
 void AnyPool::set_log(EventLog* log, uint16_t device) {
   Lock lock(mutex_);
   events_.set(log, device);
@@ -164,59 +156,9 @@ void AnyPool::note_move(uint64_t from, uint64_t to, uint64_t size_bytes) {
   events_.add_move(from, to, size_bytes);
 }
 
-void AnyPool::order(uint64_t stream, uint64_t after) {
-  Lock lock(mutex_);
-  work_.order(stream, after);
-}
-
-uint64_t AnyPool::time_begin(uint64_t stream) {
-  Lock lock(mutex_);
-  return work_.timers().begin(stream);
-}
-
-void AnyPool::time_end(uint64_t timer) {
-  Lock lock(mutex_);
-  work_.timers().end(timer);
-}
-
-void AnyPool::time_drop(uint64_t timer) {
-  Lock lock(mutex_);
-  work_.timers().drop(timer);
-}
-
-uint64_t AnyPool::times(uint64_t* timers, int64_t* ns, uint64_t capacity) {
-  Lock lock(mutex_);
-  return work_.timers().read(timers, ns, capacity);
-}
-
-uint64_t AnyPool::host_allocate(uint64_t size_bytes) {
-  Lock lock(mutex_);
-  return work_.host_allocate(size_bytes);
-}
-
-void AnyPool::host_free(uint64_t host) {
-  if (host == 0) return;
-  Lock lock(mutex_);
-  work_.host_free(host);
-}
-
-void AnyPool::copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t stream) {
-  Lock lock(mutex_);
-  require_inside("copy_out", address, size_bytes);
-  work_.copy_out(host, address, size_bytes, stream);
-}
-
-void AnyPool::copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t stream) {
-  Lock lock(mutex_);
-  require_inside("copy_in", address, size_bytes);
-  work_.copy_in(address, host, size_bytes, stream);
-}
-
 uint64_t AnyPool::copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream,
                        bool timed) {
   Lock lock(mutex_);
-  require_inside("copy", to, size_bytes);
-  require_inside("copy", from, size_bytes);
   if (size_bytes == 0 || !driver_->has_contents()) return 0;
   follow_uses("copy", from, stream);
   Timers& timers = work_.timers();
@@ -233,10 +175,5 @@ uint64_t AnyPool::copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t
 
 // Others may allocate and free meanwhile.
 void AnyPool::synchronize(uint64_t stream) { work_.synchronize(stream); }
-
-uint64_t AnyPool::side_stream() {
-  Lock lock(mutex_);
-  return work_.side_stream();
-}
 
 }  // namespace dtr

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -102,21 +103,16 @@ class AnyPool {
   // Empty, or the broken rule.
   virtual std::string check_invariants() = 0;
 
-  // Work on the device; see device_work.h.
-  void order(uint64_t stream, uint64_t after);
-  uint64_t time_begin(uint64_t stream);
-  void time_end(uint64_t timer);
-  void time_drop(uint64_t timer);
-  uint64_t times(uint64_t* timers, int64_t* ns, uint64_t capacity);
-  uint64_t host_allocate(uint64_t size_bytes);
-  void host_free(uint64_t host);
-  void copy_out(uint64_t host, uint64_t address, uint64_t size_bytes, uint64_t stream);
-  void copy_in(uint64_t address, uint64_t host, uint64_t size_bytes, uint64_t stream);
+  // Work on the device; see device_work.h. body(work) runs under the lock.
+  template <typename Body>
+  auto on_device(Body&& body) {
+    std::lock_guard<PoolMutex> lock(mutex_);
+    return body(work_);
+  }
   // From one block to another in stream order, behind all work that was recorded to use the first.
   // Returns a timer of the copy if one is wanted, 0 where there is none.
   uint64_t copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream, bool timed);
   void synchronize(uint64_t stream);
-  uint64_t side_stream();
 
   // Events go to this log from now on, beginning with the budget, the memory and the blocks that
   // are there; nullptr: to none.
@@ -149,8 +145,6 @@ class AnyPool {
   // (call, address, stream): makes work on the stream from now on wait for what was recorded to use
   // the block. Throws StateError if a capture forbids it. Under the lock.
   virtual void follow_uses(const char*, uint64_t, uint64_t) {}
-
-  void require_inside(const char* call, uint64_t address, uint64_t size_bytes) const;
 
   mutable PoolMutex mutex_;
   HeldAcrossFork held_across_fork_{mutex_};

@@ -33,6 +33,7 @@ struct OwnedFrame : Frame {
 namespace {
 
 using dtr::answer;
+using dtr::give;
 using dtr::guard;
 using dtr::invalid;
 using dtr::of;
@@ -78,11 +79,36 @@ int64_t on(dtr_frame* handle, Body&& body) {
 }
 
 template <typename Body>
+int32_t int_on(dtr_frame* handle, Body&& body) {
+  return static_cast<int32_t>(on(handle, body));
+}
+
+template <typename Body>
 int32_t status_on(dtr_frame* handle, Body&& body) {
-  return static_cast<int32_t>(-on(handle, [&](OwnedFrame& frame) {
+  return -int_on(handle, [&](OwnedFrame& frame) {
     body(frame);
     return 0;
+  });
+}
+
+// Of a storage; what body() returns, or -status.
+template <typename Body>
+int32_t on_handle(dtr_engine* engine, const void* handle, Body&& body) {
+  return static_cast<int32_t>(result_or_status([&] {
+    dtr::Engine& in = of(engine);
+    require(handle, "handle");
+    return body(in);
   }));
+}
+
+// What body() writes into an array, counted.
+template <typename T, typename Body>
+uint64_t listed(dtr_engine* engine, T* to, uint64_t capacity, const char* name, Body&& body) {
+  return answer(uint64_t{0}, [&] {
+    dtr::Engine& in = of(engine);
+    require_array(to, capacity, name);
+    return body(in);
+  });
 }
 
 // Throws for what can be told to be no tensor of the connected framework.
@@ -185,13 +211,11 @@ void require_no_pin(const std::string& function, const dtr_pin_owner& owner) {
 extern "C" {
 
 int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
+  return give(out, "out", [&] {
     require(options, "options");
     check(*options);
-    *out =
-        dtr::make_handle<dtr_engine>(std::make_unique<dtr::Engine>(*options, dtr::make_step_tuner));
+    return dtr::make_handle<dtr_engine>(
+        std::make_unique<dtr::Engine>(*options, dtr::make_step_tuner));
   });
 }
 
@@ -259,11 +283,8 @@ int32_t dtr_end_capture(dtr_capture_owner* owner) {
 }
 
 uint64_t dtr_engine_get_evicted(dtr_engine* engine, dtr_evicted* evicted, uint64_t capacity) {
-  return answer(uint64_t{0}, [&] {
-    dtr::Engine& in = of(engine);
-    require_array(evicted, capacity, "evicted");
-    return in.get_evicted(evicted, capacity);
-  });
+  return listed(engine, evicted, capacity, "evicted",
+                [&](dtr::Engine& in) { return in.get_evicted(evicted, capacity); });
 }
 
 int32_t dtr_engine_reset(dtr_engine* engine, const uint64_t* lost, uint64_t count) {
@@ -301,11 +322,8 @@ int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t
 }
 
 uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capacity) {
-  return answer(uint64_t{0}, [&] {
-    dtr::Engine& from = of(engine);
-    require_array(costs, capacity, "costs");
-    return from.get_costs(costs, capacity);
-  });
+  return listed(engine, costs, capacity, "costs",
+                [&](dtr::Engine& from) { return from.get_costs(costs, capacity); });
 }
 
 int32_t dtr_engine_check_invariants(dtr_engine* engine) {
@@ -316,10 +334,8 @@ void dtr_place(uint32_t place) { dtr::place_of_thread() = place; }
 
 uint64_t dtr_engine_holders(dtr_engine* engine, int32_t when, dtr_holder* holders,
                             uint64_t capacity) {
-  return answer(uint64_t{0}, [&] {
-    dtr::Engine& in = of(engine);
+  return listed(engine, holders, capacity, "holders", [&](dtr::Engine& in) {
     require_between("when", when, DTR_HOLDERS_NOW, DTR_HOLDERS_FULLEST);
-    require_array(holders, capacity, "holders");
     return in.holders(when, holders, capacity);
   });
 }
@@ -329,11 +345,8 @@ int32_t dtr_engine_keep_account(dtr_engine* engine, int32_t on) {
 }
 
 uint64_t dtr_engine_repeats(dtr_engine* engine, dtr_repeats* repeats, uint64_t capacity) {
-  return answer(uint64_t{0}, [&] {
-    dtr::Engine& in = of(engine);
-    require_array(repeats, capacity, "repeats");
-    return in.repeats(repeats, capacity);
-  });
+  return listed(engine, repeats, capacity, "repeats",
+                [&](dtr::Engine& in) { return in.repeats(repeats, capacity); });
 }
 
 int32_t dtr_engine_reset_peak(dtr_engine* engine) {
@@ -341,19 +354,13 @@ int32_t dtr_engine_reset_peak(dtr_engine* engine) {
 }
 
 uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t capacity) {
-  return answer(uint64_t{0}, [&] {
-    dtr::Engine& from = of(engine);
-    require_array(op_ids, capacity, "op_ids");
-    return from.drain_dropped(op_ids, capacity);
-  });
+  return listed(engine, op_ids, capacity, "op_ids",
+                [&](dtr::Engine& from) { return from.drain_dropped(op_ids, capacity); });
 }
 
 int32_t dtr_frame_create(dtr_engine* engine, dtr_frame** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
-    *out = dtr::make_handle<dtr_frame>(std::make_unique<OwnedFrame>(engine));
-  });
+  return give(out, "out",
+              [&] { return dtr::make_handle<dtr_frame>(std::make_unique<OwnedFrame>(engine)); });
 }
 
 int32_t dtr_frame_destroy(dtr_frame* frame) {
@@ -381,7 +388,7 @@ int64_t* dtr_frame_step(dtr_frame* frame, uint64_t capacity) {
 }
 
 int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
-  return static_cast<int32_t>(on(frame, [&](OwnedFrame& of) {
+  return int_on(frame, [&](OwnedFrame& of) {
     if (of.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
     no_stack(of, "dtr_op_begin");
     check_sum("tensors", tensors, 0, of.buffer);
@@ -392,17 +399,17 @@ int32_t dtr_op_begin(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_
     for (const dtr::Input& input : of.inputs) of.arguments.push_back(input.tensor);
     dtr::in_use(of.arguments, 1);
     return need;
-  }));
+  });
 }
 
 int32_t dtr_op_prepare(dtr_frame* frame) {
-  return static_cast<int32_t>(on(frame, [&](OwnedFrame& of) {
+  return int_on(frame, [&](OwnedFrame& of) {
     if (!of.open) throw StateError("dtr_op_prepare: no op was begun");
     no_stack(of, "dtr_op_prepare");
     const int32_t work = of.ready ? 0 : of.engine.op_prepare(of);
     of.ready = work == 0;
     return work;
-  }));
+  });
 }
 
 int64_t dtr_op_end(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t cost_ns) {
@@ -447,13 +454,13 @@ int64_t dtr_remat_next(dtr_frame* frame) {
 }
 
 int32_t dtr_remat_commit(dtr_frame* frame, uint32_t tensors, uint32_t results) {
-  return static_cast<int32_t>(on(frame, [&](OwnedFrame& of) {
+  return int_on(frame, [&](OwnedFrame& of) {
     if (!of.remat.step_open) throw StateError("dtr_remat_commit: no step is in progress");
     check_sum("tensors and results", tensors, results, of.remat.step);
     check_tensors(of.engine, of.remat.step, 0, uint64_t{tensors} + results, true);
     of.engine.remat_commit(of, tensors, results);
     return 0;
-  }));
+  });
 }
 
 int32_t dtr_remat_abort(dtr_frame* frame) {
@@ -461,18 +468,18 @@ int32_t dtr_remat_abort(dtr_frame* frame) {
 }
 
 int32_t dtr_remat_want(dtr_frame* frame, void* handle) {
-  return static_cast<int32_t>(on(frame, [&](OwnedFrame& of) {
+  return int_on(frame, [&](OwnedFrame& of) {
     require(handle, "handle");
     no_step(of, "dtr_remat_want");
     return of.engine.remat_want(of, handle);
-  }));
+  });
 }
 
 int32_t dtr_remat_want_any(dtr_frame* frame) {
-  return static_cast<int32_t>(on(frame, [&](OwnedFrame& of) {
+  return int_on(frame, [&](OwnedFrame& of) {
     no_stack(of, "dtr_remat_want_any");
     return of.engine.remat_want_any(of);
-  }));
+  });
 }
 
 int32_t dtr_op_log_set(dtr_engine* engine, int32_t mode) {
@@ -508,9 +515,7 @@ int32_t dtr_op_log_view(dtr_frame* frame, uint32_t tensors, uint32_t results, in
 }
 
 uint64_t dtr_op_log_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity) {
-  return answer(uint64_t{0}, [&] {
-    dtr::Engine& from = of(engine);
-    require_array(numbers, capacity, "numbers");
+  return listed(engine, numbers, capacity, "numbers", [&](dtr::Engine& from) {
     return from.on_op_log(
         [&](dtr::OpLogRecorder& log, dtr::Deferred&) { return log.drain(numbers, capacity); });
   });
@@ -525,9 +530,7 @@ int32_t dtr_decisions_set(dtr_engine* engine, int32_t on) {
 }
 
 uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity) {
-  return answer(uint64_t{0}, [&] {
-    dtr::Engine& from = of(engine);
-    require_array(numbers, capacity, "numbers");
+  return listed(engine, numbers, capacity, "numbers", [&](dtr::Engine& from) {
     return from.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred&) {
       return log.drain_decisions(numbers, capacity);
     });
@@ -535,21 +538,15 @@ uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capa
 }
 
 int32_t dtr_evict(dtr_engine* engine, void* handle) {
-  return static_cast<int32_t>(result_or_status([&] {
-    dtr::Engine& in = of(engine);
-    require(handle, "handle");
-    return in.user_evict(handle);
-  }));
+  return on_handle(engine, handle, [&](dtr::Engine& in) { return in.user_evict(handle); });
 }
 
 int32_t dtr_engine_relocate(dtr_engine* engine, void* handle, const void* avoid_begin,
                             const void* avoid_end) {
-  return static_cast<int32_t>(result_or_status([&] {
-    dtr::Engine& in = of(engine);
-    require(handle, "handle");
+  return on_handle(engine, handle, [&](dtr::Engine& in) {
     dtr::require_range("avoid_begin", avoid_begin, avoid_end);
     return in.user_move(handle, avoid_begin, avoid_end);
-  }));
+  });
 }
 
 int32_t dtr_engine_compact(dtr_engine* engine, dtr_pool* pool, uint64_t* moved_bytes) {
@@ -572,11 +569,7 @@ int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, 
 }
 
 int32_t dtr_is_resident(dtr_engine* engine, void* handle) {
-  return static_cast<int32_t>(result_or_status([&] {
-    dtr::Engine& in = of(engine);
-    require(handle, "handle");
-    return in.user_is_resident(handle);
-  }));
+  return on_handle(engine, handle, [&](dtr::Engine& in) { return in.user_is_resident(handle); });
 }
 
 int32_t dtr_why_kept(dtr_engine* engine, void* handle, dtr_holder* out) {
@@ -593,11 +586,7 @@ int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped, uint32_
 }
 
 int32_t dtr_unpin(dtr_engine* engine, void* handle) {
-  return static_cast<int32_t>(result_or_status([&] {
-    dtr::Engine& in = of(engine);
-    require(handle, "handle");
-    return in.user_unpin(handle);
-  }));
+  return on_handle(engine, handle, [&](dtr::Engine& in) { return in.user_unpin(handle); });
 }
 
 int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, dtr_pin_owner* owner) {

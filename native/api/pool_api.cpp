@@ -24,6 +24,7 @@ struct DrainedLog {
 namespace {
 
 using dtr::answer;
+using dtr::give;
 using dtr::guard;
 using dtr::of;
 using dtr::require;
@@ -44,6 +45,11 @@ void require_in_block(dtr::AnyPool& pool, const char* call, const void* address,
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 
+template <typename Body>
+int32_t on_device(dtr_pool* pool, Body&& body) {
+  return guard([&] { of(pool).on_device(body); });
+}
+
 }  // namespace
 
 DTR_EXPORT int32_t dtr_abi_version(void) { return 1; }
@@ -51,12 +57,10 @@ DTR_EXPORT int32_t dtr_abi_version(void) { return 1; }
 DTR_EXPORT const char* dtr_last_error(void) { return dtr::last_error(); }
 
 DTR_EXPORT int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
+  return give(out, "out", [&] {
     require(options, "options");
     require(options->driver, "driver");
-    *out = dtr::make_handle<dtr_pool>(
+    return dtr::make_handle<dtr_pool>(
         dtr::make_pool({options->driver, options->device, options->budget_bytes,
                         options->reserve_bytes, options->chunk_bytes, options->small_bytes,
                         options->keep_bytes, options->poison, options->fixed, options->placement}));
@@ -73,20 +77,14 @@ DTR_EXPORT int32_t dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* con
 
 DTR_EXPORT int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
                                      void** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
-    *out = pointer(of(pool).allocate(size_bytes, stream));
-  });
+  return give(out, "out", [&] { return pointer(of(pool).allocate(size_bytes, stream)); });
 }
 
 DTR_EXPORT int32_t dtr_pool_allocate_hinted(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
                                             int32_t hint, void** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
+  return give(out, "out", [&] {
     dtr::require_between("hint", hint, DTR_HINT_NONE, DTR_HINT_WORKSPACE);
-    *out = pointer(of(pool).allocate_hinted(size_bytes, stream, hint));
+    return pointer(of(pool).allocate_hinted(size_bytes, stream, hint));
   });
 }
 
@@ -103,20 +101,13 @@ DTR_EXPORT int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_
 }
 
 DTR_EXPORT int32_t dtr_pool_arena_open(dtr_pool* pool, uint64_t* arena) {
-  return guard([&] {
-    require(arena, "arena");
-    *arena = 0;
-    *arena = of(pool).arena_open();
-  });
+  return give(arena, "arena", [&] { return of(pool).arena_open(); });
 }
 
 DTR_EXPORT int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint64_t size_bytes,
                                            uint64_t stream, void** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
-    *out = pointer(of(pool).arena_allocate(arena, size_bytes, stream));
-  });
+  return give(out, "out",
+              [&] { return pointer(of(pool).arena_allocate(arena, size_bytes, stream)); });
 }
 
 DTR_EXPORT int32_t dtr_pool_arena_allocate_at(dtr_pool* pool, uint64_t arena, void* address,
@@ -134,11 +125,7 @@ DTR_EXPORT int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes) {
 
 DTR_EXPORT int32_t dtr_pool_allocate_beyond(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
                                             void** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
-    *out = pointer(of(pool).allocate_beyond(size_bytes, stream));
-  });
+  return give(out, "out", [&] { return pointer(of(pool).allocate_beyond(size_bytes, stream)); });
 }
 
 DTR_EXPORT int32_t dtr_pool_free_beyond(dtr_pool* pool, void* address) {
@@ -183,10 +170,9 @@ DTR_EXPORT uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address) {
 
 DTR_EXPORT int32_t dtr_pool_take_openings(dtr_pool* pool, dtr_opening* openings, uint64_t capacity,
                                           uint64_t* count) {
-  return guard([&] {
-    require(count, "count");
+  return give(count, "count", [&] {
     require_array(openings, capacity, "openings");
-    *count = of(pool).take_openings(openings, capacity);
+    return of(pool).take_openings(openings, capacity);
   });
 }
 
@@ -199,10 +185,7 @@ DTR_EXPORT uint64_t dtr_pool_unused_bytes(dtr_pool* pool) {
 }
 
 DTR_EXPORT int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out) {
-  return guard([&] {
-    require(out, "out");
-    *out = of(pool).room_info(size_bytes);
-  });
+  return give(out, "out", [&] { return of(pool).room_info(size_bytes); });
 }
 
 DTR_EXPORT uint64_t dtr_pool_lacking_chunks(dtr_pool* pool, uint64_t size_bytes) {
@@ -211,11 +194,9 @@ DTR_EXPORT uint64_t dtr_pool_lacking_chunks(dtr_pool* pool, uint64_t size_bytes)
 
 DTR_EXPORT int32_t dtr_pool_run(dtr_pool* pool, const void* address, dtr_run_block* blocks,
                                 uint64_t capacity, uint64_t* count) {
-  return guard([&] {
-    require(count, "count");
-    *count = 0;
+  return give(count, "count", [&] {
     require_array(blocks, capacity, "blocks");
-    *count = of(pool).run(number(address), blocks, capacity);
+    return of(pool).run(number(address), blocks, capacity);
   });
 }
 
@@ -224,7 +205,7 @@ DTR_EXPORT int32_t dtr_pool_contains(const dtr_pool* pool, const void* address) 
 }
 
 DTR_EXPORT int32_t dtr_pool_order(dtr_pool* pool, uint64_t stream, uint64_t after) {
-  return guard([&] { of(pool).order(stream, after); });
+  return on_device(pool, [&](dtr::DeviceWork& work) { work.order(stream, after); });
 }
 
 DTR_EXPORT int32_t dtr_pool_order_uses(dtr_pool* pool, void* address, uint64_t stream) {
@@ -232,19 +213,17 @@ DTR_EXPORT int32_t dtr_pool_order_uses(dtr_pool* pool, void* address, uint64_t s
 }
 
 DTR_EXPORT int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer) {
-  return guard([&] {
-    require(timer, "timer");
-    *timer = 0;
-    *timer = of(pool).time_begin(stream);
+  return give(timer, "timer", [&] {
+    return of(pool).on_device([&](dtr::DeviceWork& work) { return work.timers().begin(stream); });
   });
 }
 
 DTR_EXPORT int32_t dtr_pool_time_end(dtr_pool* pool, uint64_t timer) {
-  return guard([&] { of(pool).time_end(timer); });
+  return on_device(pool, [&](dtr::DeviceWork& work) { work.timers().end(timer); });
 }
 
 DTR_EXPORT int32_t dtr_pool_time_drop(dtr_pool* pool, uint64_t timer) {
-  return guard([&] { of(pool).time_drop(timer); });
+  return on_device(pool, [&](dtr::DeviceWork& work) { work.timers().drop(timer); });
 }
 
 DTR_EXPORT uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns,
@@ -253,29 +232,24 @@ DTR_EXPORT uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns
     dtr::AnyPool& in = of(pool);
     require_array(timers, capacity, "timers");
     require_array(ns, capacity, "ns");
-    return in.times(timers, ns, capacity);
+    return in.on_device(
+        [&](dtr::DeviceWork& work) { return work.timers().read(timers, ns, capacity); });
   });
 }
 
 DTR_EXPORT int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
                                          void** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
-    *out = pointer(of(pool).try_allocate(size_bytes, stream));
-  });
+  return give(out, "out", [&] { return pointer(of(pool).try_allocate(size_bytes, stream)); });
 }
 
 DTR_EXPORT int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
                                         const void* begin, const void* end, int32_t packed,
                                         void** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
+  return give(out, "out", [&] {
     dtr::require_range("begin", begin, end);
     dtr::require_between("packed", packed, 0, 1);
-    *out =
-        pointer(of(pool).try_outside(size_bytes, stream, number(begin), number(end), packed != 0));
+    return pointer(
+        of(pool).try_outside(size_bytes, stream, number(begin), number(end), packed != 0));
   });
 }
 
@@ -310,22 +284,25 @@ DTR_EXPORT int32_t dtr_pool_copy(dtr_pool* pool, void* to, const void* from, uin
 }
 
 DTR_EXPORT int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
-    *out = pointer(of(pool).host_allocate(size_bytes));
+  return give(out, "out", [&] {
+    return pointer(
+        of(pool).on_device([&](dtr::DeviceWork& work) { return work.host_allocate(size_bytes); }));
   });
 }
 
 DTR_EXPORT int32_t dtr_pool_host_free(dtr_pool* pool, void* host) {
-  return guard([&] { of(pool).host_free(number(host)); });
+  return on_device(pool, [&](dtr::DeviceWork& work) {
+    if (host) work.host_free(number(host));
+  });
 }
 
 DTR_EXPORT int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address,
                                      uint64_t size_bytes, uint64_t stream) {
   return guard([&] {
     require_in_block(of(pool), "copy_out", address, size_bytes);
-    of(pool).copy_out(number(host), number(address), size_bytes, stream);
+    of(pool).on_device([&](dtr::DeviceWork& work) {
+      work.copy_out(number(host), number(address), size_bytes, stream);
+    });
   });
 }
 
@@ -333,7 +310,9 @@ DTR_EXPORT int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* h
                                     uint64_t size_bytes, uint64_t stream) {
   return guard([&] {
     require_in_block(of(pool), "copy_in", address, size_bytes);
-    of(pool).copy_in(number(address), number(host), size_bytes, stream);
+    of(pool).on_device([&](dtr::DeviceWork& work) {
+      work.copy_in(number(address), number(host), size_bytes, stream);
+    });
   });
 }
 
@@ -342,17 +321,13 @@ DTR_EXPORT int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream) {
 }
 
 DTR_EXPORT int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream) {
-  return guard([&] {
-    require(stream, "stream");
-    *stream = of(pool).side_stream();
+  return give(stream, "stream", [&] {
+    return of(pool).on_device([](dtr::DeviceWork& work) { return work.side_stream(); });
   });
 }
 
 DTR_EXPORT int32_t dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out) {
-  return guard([&] {
-    require(out, "out");
-    *out = of(pool).stats();
-  });
+  return give(out, "out", [&] { return of(pool).stats(); });
 }
 
 DTR_EXPORT int32_t dtr_pool_reset_peak(dtr_pool* pool) {
@@ -389,11 +364,8 @@ DTR_EXPORT int32_t dtr_cuda_set_library(const char* library_path) {
 }
 
 DTR_EXPORT int32_t dtr_event_log_create(dtr_event_log** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
-    *out = dtr::make_handle<dtr_event_log>(std::make_unique<dtr::DrainedLog>());
-  });
+  return give(out, "out",
+              [&] { return dtr::make_handle<dtr_event_log>(std::make_unique<dtr::DrainedLog>()); });
 }
 
 DTR_EXPORT int32_t dtr_event_log_destroy(dtr_event_log* log) {

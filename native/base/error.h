@@ -82,6 +82,16 @@ inline void require_range(const char* name, const void* begin, const void* end) 
   if (begin > end) invalid(name, "a range that ends before it begins", "begin <= end");
 }
 
+// For functions that give a value through a pointer, which is zero where they fail.
+template <typename T, typename Make>
+int32_t give(T* to, const char* name, Make&& make) noexcept {
+  return guard([&] {
+    require(to, name);
+    *to = T{};
+    *to = make();
+  });
+}
+
 // The reverse: the exception that a status other than DTR_OK stands for.
 [[noreturn]] inline void throw_status(int32_t status, const std::string& message) {
   if (status == DTR_OUT_OF_MEMORY) throw OutOfMemory(message);

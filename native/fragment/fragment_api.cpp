@@ -13,6 +13,7 @@ using dtr::fragment::Walk;
 
 namespace {
 
+using dtr::give;
 using dtr::guard;
 using dtr::of;
 using dtr::require;
@@ -38,16 +39,14 @@ extern "C" {
 int32_t dtr_fragment_load(const uint8_t* kind, const uint64_t* address, const uint64_t* size_bytes,
                           const uint64_t* stream, const uint16_t* device, uint64_t count,
                           uint16_t which, dtr_fragment_events** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
+  return give(out, "out", [&] {
     require_array(kind, count, "kind");
     require_array(address, count, "address");
     require_array(size_bytes, count, "size_bytes");
     require_array(stream, count, "stream");
     require_array(device, count, "device");
     const Columns columns{kind, address, size_bytes, stream, device, count};
-    *out = dtr::make_handle<dtr_fragment_events>(std::make_unique<Events>(columns, which));
+    return dtr::make_handle<dtr_fragment_events>(std::make_unique<Events>(columns, which));
   });
 }
 
@@ -70,15 +69,13 @@ int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
 
 int32_t dtr_fragment_run_model(const dtr_fragment_events* events,
                                const dtr_fragment_options* options, dtr_fragment_run** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
+  return give(out, "out", [&] {
     require(options, "options");
     dtr::require_between("places", options->places, 0, 1);
     require_array(options->segment_addresses, options->segment_address_count, "segment_addresses");
     auto done = std::make_unique<ModelRun>();
     dtr::fragment::run_model(of(events), *options, *done);
-    *out = dtr::make_handle<dtr_fragment_run>(std::move(done));
+    return dtr::make_handle<dtr_fragment_run>(std::move(done));
   });
 }
 
@@ -87,10 +84,7 @@ int32_t dtr_fragment_destroy(dtr_fragment_run* run) {
 }
 
 int32_t dtr_fragment_get_result(const dtr_fragment_run* run, dtr_fragment_result* out) {
-  return guard([&] {
-    require(out, "out");
-    *out = of(run).result;
-  });
+  return give(out, "out", [&] { return of(run).result; });
 }
 
 const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_run* run, uint64_t* count) {
@@ -114,15 +108,13 @@ const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_run* run, u
 }
 
 int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
+  return give(out, "out", [&] {
     require(options, "options");
     dtr::require_between("walled", options->walled, 0, 1);
     require_array(options->kind, options->count, "kind");
     require_array(options->address, options->count, "address");
     require_array(options->size_bytes, options->count, "size_bytes");
-    *out = dtr::make_handle<dtr_fragment_walk>(std::make_unique<Walk>(*options));
+    return dtr::make_handle<dtr_fragment_walk>(std::make_unique<Walk>(*options));
   });
 }
 
@@ -131,10 +123,7 @@ int32_t dtr_fragment_walk_destroy(dtr_fragment_walk* walk) {
 }
 
 int32_t dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out) {
-  return guard([&] {
-    require(out, "out");
-    *out = of(walk).heap();
-  });
+  return give(out, "out", [&] { return of(walk).heap(); });
 }
 
 int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uint64_t** sizes,

@@ -26,9 +26,7 @@ int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* 
                              uint64_t numbers, const int64_t* workspace,
                              const int64_t* workspace_at, uint64_t operators,
                              dtr_simulation** out) {
-  return dtr::guard([&] {
-    dtr::require(out, "out");
-    *out = nullptr;
+  return dtr::give(out, "out", [&] {
     dtr::require_array(program, numbers, "program");
     dtr::require(options, "options");
     check(options->common);
@@ -39,7 +37,7 @@ int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* 
     const dtr::Program log = dtr::decoded(program, numbers, workspace, workspace_at, operators);
     auto simulation = std::make_unique<dtr::Simulation>();
     dtr::simulate_runtime(*options, log, *simulation);
-    *out = dtr::make_handle<dtr_simulation>(std::move(simulation));
+    return dtr::make_handle<dtr_simulation>(std::move(simulation));
   });
 }
 
@@ -48,10 +46,7 @@ int32_t dtr_simulation_destroy(dtr_simulation* simulation) {
 }
 
 int32_t dtr_simulation_get_result(const dtr_simulation* simulation, dtr_simulation_result* out) {
-  return dtr::guard([&] {
-    dtr::require(out, "out");
-    *out = dtr::of(simulation).result;
-  });
+  return dtr::give(out, "out", [&] { return dtr::of(simulation).result; });
 }
 
 const char* dtr_simulation_decisions(const dtr_simulation* simulation, uint64_t* length) {

@@ -324,6 +324,7 @@ void in_use(const std::vector<const void*>& tensors, int32_t change) {
 namespace {
 
 using dtr::answer;
+using dtr::give;
 using dtr::guard;
 using dtr::invalid;
 using dtr::of;
@@ -400,10 +401,8 @@ dtr_sim_tensor* over(dtr::SimulatedStorage& storage, int32_t scalar_type, int32_
 }  // namespace
 
 DTR_EXPORT int32_t dtr_sim_create(dtr_engine* engine, dtr_sim** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
-    *out = dtr::make_handle<dtr_sim>(std::make_unique<dtr::SimulatedFramework>(engine, true));
+  return give(out, "out", [&] {
+    return dtr::make_handle<dtr_sim>(std::make_unique<dtr::SimulatedFramework>(engine, true));
   });
 }
 
@@ -418,9 +417,7 @@ DTR_EXPORT int32_t dtr_sim_make_tensor(dtr_sim* sim, int32_t device_type, int32_
                                        uint64_t stream, int32_t scalar_type, int32_t ndim,
                                        const int64_t* sizes, const int64_t* strides,
                                        dtr_sim_tensor** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
+  return give(out, "out", [&] {
     dtr::SimulatedFramework& in = of(sim);
     check_device(device_type, device_index);
     const uint64_t bytes = checked_bytes(ndim, sizes, scalar_type);
@@ -434,37 +431,30 @@ DTR_EXPORT int32_t dtr_sim_make_tensor(dtr_sim* sim, int32_t device_type, int32_
     void* address = in.allocate(type, index, bytes, stream);
     dtr::SimulatedStorage* storage = in.make_storage(
         address ? dtr::Memory::core : dtr::Memory::none, address, bytes, type, index);
-    *out = reinterpret_cast<dtr_sim_tensor*>(
+    return reinterpret_cast<dtr_sim_tensor*>(
         in.make_tensor(storage, scalar_type, ndim, sizes, strides, 0));
   });
 }
 
 DTR_EXPORT int32_t dtr_sim_make_view(const dtr_sim_tensor* base, int32_t ndim, const int64_t* sizes,
                                      const int64_t* strides, int64_t offset, dtr_sim_tensor** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
+  return give(out, "out", [&] {
     const dtr::SimulatedTensor& from = tensor_of(base);
-    *out = over(*from.storage, from.scalar_type, ndim, sizes, strides, offset);
+    return over(*from.storage, from.scalar_type, ndim, sizes, strides, offset);
   });
 }
 
 DTR_EXPORT int32_t dtr_sim_tensor_over(void* handle, int32_t scalar_type, int32_t ndim,
                                        const int64_t* sizes, const int64_t* strides, int64_t offset,
                                        dtr_sim_tensor** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
-    *out = over(storage_of(handle), scalar_type, ndim, sizes, strides, offset);
-  });
+  return give(out, "out",
+              [&] { return over(storage_of(handle), scalar_type, ndim, sizes, strides, offset); });
 }
 
 DTR_EXPORT int32_t dtr_sim_tensor_from(dtr_sim* sim, int32_t device_type, int32_t device_index,
                                        void* address, int32_t scalar_type, int64_t elements,
                                        dtr_sim_tensor** out) {
-  return guard([&] {
-    require(out, "out");
-    *out = nullptr;
+  return give(out, "out", [&] {
     dtr::SimulatedFramework& in = of(sim);
     require(address, "address");
     check_device(device_type, device_index);
@@ -472,7 +462,7 @@ DTR_EXPORT int32_t dtr_sim_tensor_from(dtr_sim* sim, int32_t device_type, int32_
     dtr::SimulatedStorage* storage =
         in.make_storage(dtr::Memory::foreign, address, bytes, static_cast<uint8_t>(device_type),
                         static_cast<int8_t>(device_index));
-    *out = reinterpret_cast<dtr_sim_tensor*>(
+    return reinterpret_cast<dtr_sim_tensor*>(
         in.make_tensor(storage, scalar_type, 1, &elements, nullptr, 0));
   });
 }
