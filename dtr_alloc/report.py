@@ -22,6 +22,7 @@ from dtr_alloc.config import Budget, Config, format_size
 from dtr_alloc.figures import advice, figures, kept_text
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
 TITLE = "dtr_alloc"
@@ -81,21 +82,8 @@ def html_table(rows: Iterable[tuple[str, str]]) -> str:
     return f"<table>\n{cells}</table>\n" if cells else ""
 
 
-def console_text(shown: Iterable[Table | str], width: int) -> str:
-    """Tables and lines, as a console of this width shows them, as plain text."""
-    from io import StringIO
-
-    from rich.console import Console
-
-    text = StringIO()
-    console = Console(file=text, width=width, markup=False, highlight=False, force_jupyter=False)
-    for each in shown:
-        console.print(each)
-    return text.getvalue()
-
-
-def console_html(shown: Iterable[Table | str], width: int) -> str:
-    """Tables and lines, as a console of this width shows them, as HTML."""
+def _shown_by_console(shown: Iterable[Table | str], width: int) -> Console:
+    """A console of this width that has recorded tables and lines."""
     from io import StringIO
 
     from rich.console import Console
@@ -103,6 +91,17 @@ def console_html(shown: Iterable[Table | str], width: int) -> str:
     console = Console(file=StringIO(), record=True, markup=False, width=width, force_jupyter=False)
     for each in shown:
         console.print(each)
+    return console
+
+
+def console_text(shown: Iterable[Table | str], width: int) -> str:
+    """Tables and lines, as a console of this width shows them, as plain text."""
+    return _shown_by_console(shown, width).export_text()
+
+
+def console_html(shown: Iterable[Table | str], width: int) -> str:
+    """Tables and lines, as a console of this width shows them, as HTML."""
+    console = _shown_by_console(shown, width)
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
