@@ -209,20 +209,3 @@ class TestTheClock:
         toy.unseen(WORDS)
         assert old.evicted
         assert not new.evicted
-
-    def test_the_same_job_is_evicted_the_same_way(self, make_toy):
-        def evictions():
-            toy = make_toy(pages=12)
-            x = toy.unseen(WORDS)
-            layers = [x]
-            for i in range(60):
-                layers.append(toy.one("layer", layers[-1], words=128 * (1 + i * 7 % 5)))
-            order = [i for i, layer in enumerate(layers) if layer.evicted]
-            while layers:
-                toy.materialize(layers[-1])
-                order += [i for i, layer in enumerate(layers) if layer.evicted]
-                layers.pop().release()
-            assert toy.recomputed
-            return order, list(toy.recomputed), toy.stats().clock_ns
-
-        assert evictions() == evictions()

@@ -22,17 +22,6 @@ class TestDeath:
         assert z.comes_back()
         assert toy.recomputed == ["f", "g"]
 
-    def test_an_evicted_storage_may_die(self, toy):
-        _, y, z = line(toy, "f", "g")
-        assert toy.evict(y)
-        y.release()
-        assert toy.stats().live_storages == 3
-        toy.evict(z)
-        assert toy.content(z) == z.expected()
-        toy.evict(z)
-        z.release()
-        assert toy.stats().live_ops == 0
-
     def test_records_stay_few_over_many_steps(self, make_toy):
         toy = make_toy(pages=16)
         weight = toy.unseen(WORDS)

@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import OutOfMemory, lib
-from toy import MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, chain, line
+from toy import MUTATE, PAGE, WORDS, WRITE_ONLY, chain, line
 
 
 class TestMutation:
@@ -70,38 +70,6 @@ class TestMutation:
         toy.run("copy_", (second, WRITE_ONLY), third, copies=True)
         assert toy.evict(x)
 
-    def test_a_mutation_makes_a_new_version_and_old_dependents_still_get_old_content(self, toy):
-        x, y, before = line(toy, "f", "g")
-        toy.run("add_", (y, MUTATE), parameter=1)
-        toy.run("add_", (y, MUTATE), x, parameter=2)
-        after = toy.one("g", y)
-        assert before.expected() != after.expected()
-        for tensor in (before, y, after):
-            toy.verify()
-            assert tensor.is_right()
-            assert toy.evict(tensor)
-        for tensor in (after, before, y):
-            assert toy.content(tensor) == tensor.expected()
-            toy.verify()
-
-    def test_aliases_share_one_storage_and_its_versions(self, toy):
-        _, whole = line(toy, "f")
-        left, right = toy.view(whole, 0, WORDS // 2), toy.view(whole, WORDS // 2, WORDS // 2)
-        assert left.handle == right.handle == whole.handle
-        sum_before = toy.one("sum", whole)
-        toy.run("add_", (left, MUTATE), right)
-        sum_after = toy.one("sum", whole)
-        assert toy.evict(whole)
-        assert left.evicted
-        assert right.evicted
-        assert toy.evict(sum_before)
-        assert toy.evict(sum_after)
-        for tensor in (right, left, whole, sum_before, sum_after):
-            assert toy.content(tensor) == tensor.expected()
-        whole.release()
-        right.release()
-        assert left.comes_back()
-
     def test_an_overwrite_of_a_part_keeps_the_rest(self, toy):
         _, y = line(toy, "f")
         half = toy.view(y, 0, WORDS // 2)
@@ -109,17 +77,6 @@ class TestMutation:
         toy.evict(y)
         assert toy.content(y) == y.expected()
         assert toy.recomputed == ["f", "fill_"]
-
-    def test_a_recomputation_does_not_write_to_scratch_that_users_see(self, toy):
-        x = toy.unseen(WORDS)
-        statistics = toy.unseen(WORDS, seed=1)
-        y = toy.one("norm", x, (statistics, SCRATCH))
-        assert statistics.is_right()
-        toy.one("norm", x, (statistics, SCRATCH), parameter=2)  # which leaves others there
-        toy.evict(y)
-        assert toy.content(y) == y.expected()
-        assert statistics.is_right()
-        assert not toy.evict(statistics)
 
     def test_a_mutation_that_cannot_be_recomputed_makes_a_constant(self, toy):
         _, y, z = line(toy, "f", "g")

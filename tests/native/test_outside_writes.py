@@ -160,22 +160,3 @@ class TestBehindTheEnginesBack:
         toy.memory = memory  # which it outlives
         tensor.store.expected[:] = bytes(ffi.sizeof(memory))
         return tensor
-
-    def test_a_storage_that_got_other_memory_begins_anew(self, toy):
-        _, y, z = line(toy, "f", "g")
-        check(lib.dtr_sim_replace_memory(y.pointer, 0))
-        toy.write(y, b"12345678")
-        y.store.expected[:] = b"12345678" * WORDS
-        toy.verify()
-        w = toy.one("g", y)
-        for tensor in (z, w):
-            assert tensor.comes_back()
-        assert not toy.evict(y)
-
-    def test_an_evicted_storage_may_get_other_memory(self, toy):
-        _, y, z = line(toy, "f", "g")
-        assert toy.evict(y)
-        check(lib.dtr_sim_replace_memory(y.pointer, 0))
-        toy.verify()
-        assert toy.resident(y)
-        assert z.comes_back()

@@ -6,17 +6,6 @@ from toy import MUTATE, PAGE, WORDS, Toy, chain, line, release
 
 
 class TestMakingRoom:
-    def test_eviction_makes_room_and_content_returns(self, make_toy):
-        toy = make_toy(pages=8)
-        x = toy.unseen(WORDS)
-        results = [toy.one("f", x, parameter=i) for i in range(20)]
-        assert toy.stats().evictions >= 13
-        assert sum(not result.evicted for result in results) <= 7
-        for result in results:
-            assert toy.content(result) == result.expected()
-            toy.verify()
-        assert toy.stats().rematerializations >= 13
-
     def test_what_comes_back_once_more_is_counted_apart(self, make_toy):
         toy = make_toy(pages=8)
         _, result = line(toy, "f")
@@ -129,17 +118,6 @@ class TestSeveralResults:
         assert toy.content(both) == both.expected()
         toy.verify()
         assert both.comes_back()
-
-    def test_an_operator_may_overwrite_and_make_results_at_once(self, toy):
-        _, y = line(toy, "f")
-        z = toy.one("pop_", (y, MUTATE), words=2 * WORDS)
-        for first, second in ((y, z), (z, y)):
-            toy.materialize(z)
-            toy.materialize(y)
-            assert toy.evict(first)
-            assert toy.evict(second)
-            assert toy.content(first) == first.expected()
-            assert toy.content(second) == second.expected()
 
 
 class TestHistory:
