@@ -24,6 +24,7 @@ namespace dtr {
 constexpr uint64_t kNoLimit = UINT64_MAX;
 
 // What a pool says of itself is described in dtr/pool.h.
+using PoolOptions = dtr_pool_options;
 using PoolStats = dtr_pool_stats;
 using BlockInfo = dtr_block;
 using RoomInfo = dtr_pool_room;

@@ -59,19 +59,6 @@
 
 namespace dtr {
 
-struct PoolOptions {
-  std::string driver;
-  int32_t device = 0;
-  uint64_t budget_bytes = kNoLimit;
-  uint64_t reserve_bytes = 0;  // the zeros: defaults
-  uint64_t chunk_bytes = 0;
-  uint64_t small_bytes = 0;
-  uint64_t keep_bytes = 0;
-  int32_t poison = 0;
-  int32_t fixed = 0;
-  int32_t placement = 0;  // DTR_PLACE_...
-};
-
 class Pool final : public AnyPool {
  public:
   explicit Pool(const PoolOptions& options);

@@ -30,10 +30,7 @@ Streams::~Streams() {
 void Streams::close() {
   drop_old_work();
   for (Stream& stream : streams_) {
-    while (!stream.events.empty()) {
-      spare_.push_back(stream.events.front().second);
-      stream.events.pop_front();
-    }
+    while (!stream.events.empty()) complete_first(stream);
     stream.completed = stream.last;
   }
   while (!spare_.empty()) {
@@ -229,13 +226,17 @@ bool Streams::hurry() {
   return any;
 }
 
+void Streams::complete_first(Stream& stream) {
+  spare_.push_back(stream.events.front().second);
+  stream.completed = stream.events.front().first;
+  stream.events.pop_front();
+}
+
 bool Streams::poll_all() {
   bool any = false;
   for (Stream& stream : streams_) {
     while (!stream.events.empty() && driver_.event_complete(stream.events.front().second)) {
-      spare_.push_back(stream.events.front().second);
-      stream.completed = stream.events.front().first;
-      stream.events.pop_front();
+      complete_first(stream);
       any = true;
     }
   }
@@ -244,14 +245,8 @@ bool Streams::poll_all() {
 
 void Streams::synchronize() {
   for (Stream& stream : streams_) {
-    while (!stream.events.empty()) {
-      driver_.synchronize_event(stream.events.back().second);
-      while (!stream.events.empty()) {
-        spare_.push_back(stream.events.front().second);
-        stream.completed = stream.events.front().first;
-        stream.events.pop_front();
-      }
-    }
+    if (!stream.events.empty()) driver_.synchronize_event(stream.events.back().second);
+    while (!stream.events.empty()) complete_first(stream);
   }
 }
 

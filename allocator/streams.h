@@ -166,7 +166,8 @@ class Streams {
   Owner owner_among(uint64_t stream);
   Fence freed_on(Owner owner);
   bool poll_all();
-  Fence mark(Owner owner);  // a new point of the stream, with an event
+  void complete_first(Stream& stream);  // of its points that are not
+  Fence mark(Owner owner);              // a new point of the stream, with an event
   bool complete(Fence fence) const {
     return fence.owner == kIdle || fence.point <= completed(fence.owner);
   }

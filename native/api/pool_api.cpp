@@ -60,10 +60,7 @@ DTR_EXPORT int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** o
   return give(out, "out", [&] {
     require(options, "options");
     require(options->driver, "driver");
-    return dtr::make_handle<dtr_pool>(
-        dtr::make_pool({options->driver, options->device, options->budget_bytes,
-                        options->reserve_bytes, options->chunk_bytes, options->small_bytes,
-                        options->keep_bytes, options->poison, options->fixed, options->placement}));
+    return dtr::make_handle<dtr_pool>(dtr::make_pool(*options));
   });
 }
 

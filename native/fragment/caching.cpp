@@ -18,18 +18,16 @@ uint64_t round_up(uint64_t size, uint64_t grain) { return (size + grain - 1) / g
 
 int log2_floor(uint64_t value) { return 63 - __builtin_clzll(value); }
 
+dtr_fragment_options with_defaults(dtr_fragment_options options) {
+  if (options.max_split_bytes == 0) options.max_split_bytes = UINT64_MAX;
+  if (options.max_unsplit_rounding_bytes == 0) options.max_unsplit_rounding_bytes = kLargeSegment;
+  return options;
+}
+
 }  // namespace
 
 CachingModel::CachingModel(const dtr_fragment_options& options, uint32_t count)
-    : budget_(options.budget_bytes),
-      budget_is_fraction_(options.budget_is_fraction != 0),
-      max_split_(options.max_split_bytes == 0 ? UINT64_MAX : options.max_split_bytes),
-      max_rounding_(options.max_unsplit_rounding_bytes == 0 ? kLargeSegment
-                                                            : options.max_unsplit_rounding_bytes),
-      divisions_(options.roundup_power2_divisions),
-      collect_threshold_(options.collect_threshold),
-      expandable_(options.expandable != 0),
-      ties_by_address_(options.ties_by_address != 0),
+    : options_(with_defaults(options)),
       device_(options.budget_bytes, options.segment_addresses, options.segment_address_count),
       live_(count),
       next_range_(uint64_t{1} << 46) {}
@@ -60,10 +58,11 @@ CachingModel::Block* CachingModel::piece_of(const Block* block, uint64_t address
 
 uint64_t CachingModel::rounded(uint64_t size) const {
   if (size < kGrain) return kGrain;
-  if (divisions_ <= 1 || size <= kGrain * divisions_) return round_up(size, kGrain);
+  if (options_.roundup_power2_divisions <= 1 || size <= kGrain * options_.roundup_power2_divisions)
+    return round_up(size, kGrain);
   if ((size & (size - 1)) == 0) return size;
   const uint64_t floor = uint64_t{1} << log2_floor(size);
-  const uint64_t step = floor >> log2_floor(divisions_);
+  const uint64_t step = floor >> log2_floor(options_.roundup_power2_divisions);
   return step == 0 ? floor << 1 : round_up(size, step);
 }
 
@@ -75,14 +74,15 @@ uint64_t CachingModel::segment_bytes(uint64_t size) const {
 
 bool CachingModel::may_split(const Block* block, uint64_t size) const {
   const uint64_t rest = block->size - size;
-  if (block->pool->small || expandable_) return rest >= kGrain;
-  return size < max_split_ && rest > kSmallest;
+  if (block->pool->small || options_.expandable) return rest >= kGrain;
+  return size < options_.max_split_bytes && rest > kSmallest;
 }
 
 uint64_t CachingModel::allocate(uint32_t id, uint64_t size, uint64_t stream) {
   size = rounded(size);
   Pool& pool = size <= kSmallest ? small_ : large_;
-  const bool collects = collect_threshold_ > 0 && budget_is_fraction_ && budget_ != kUnlimited;
+  const bool collects = options_.collect_threshold > 0 && options_.budget_is_fraction &&
+                        options_.budget_bytes != kUnlimited;
   if (collects) ++pool.searches;
   Block* block = find_free(pool, size, stream);
   if (block == nullptr) {
@@ -110,7 +110,7 @@ CachingModel::Block* CachingModel::find_free(Pool& pool, uint64_t size, uint64_t
   key.size = size;
   auto at = pool.free.lower_bound(&key);
   if (at == pool.free.end() || (*at)->stream != stream) return nullptr;
-  if (expandable_) {
+  if (options_.expandable) {
     // A block that more could be mapped behind counts as the size it could grow to.
     const auto could_be = [](const Block* block) {
       const Block* next = block->next;
@@ -122,8 +122,9 @@ CachingModel::Block* CachingModel::find_free(Pool& pool, uint64_t size, uint64_t
       at = next;
   }
   Block* block = *at;
-  if (size < max_split_ && block->size >= max_split_) return nullptr;
-  if (size >= max_split_ && block->size >= size + max_rounding_) return nullptr;
+  if (size < options_.max_split_bytes && block->size >= options_.max_split_bytes) return nullptr;
+  if (size >= options_.max_split_bytes && block->size >= size + options_.max_unsplit_rounding_bytes)
+    return nullptr;
   pool.free.erase(at);
   return block;
 }
@@ -131,8 +132,8 @@ CachingModel::Block* CachingModel::find_free(Pool& pool, uint64_t size, uint64_t
 CachingModel::Block* CachingModel::new_segment(Pool& pool, uint64_t size, uint64_t stream) {
   const uint64_t bytes = segment_bytes(size);
   // A limit of the allocator's own is compared with what a plain segment would take.
-  if (budget_is_fraction_ && !device_.has(bytes)) return nullptr;
-  if (expandable_) return expand(pool, size, stream);
+  if (options_.budget_is_fraction && !device_.has(bytes)) return nullptr;
+  if (options_.expandable) return expand(pool, size, stream);
   const uint64_t address = device_.take(bytes);
   if (address == kNoPlace) return nullptr;
   note_segment(address, bytes, true);
@@ -142,21 +143,42 @@ CachingModel::Block* CachingModel::new_segment(Pool& pool, uint64_t size, uint64
 }
 
 CachingModel::Block* CachingModel::take_front(Block* block, uint64_t size) {
-  Block* front = piece_of(block, block->address, size);
-  front->previous = block->previous;
-  front->next = block;
-  if (front->previous != nullptr) {
-    front->previous->next = front;
-  } else if (front->range != nullptr) {
-    range_blocks_[front->range->base] = front;
-  } else {
-    segments_[front->address] = front;
-  }
-  block->previous = front;
-  block->address += size;
-  block->size -= size;
+  Block* front = cut_before(block, size);
   enter(block);
   return front;
+}
+
+void CachingModel::set_previous(Block* block, Block* previous) {
+  block->previous = previous;
+  if (previous != nullptr) {
+    previous->next = block;
+  } else if (block->range != nullptr) {
+    range_blocks_[block->range->base] = block;
+  } else {
+    segments_[block->address] = block;
+  }
+}
+
+void CachingModel::set_next(Block* block, Block* next) {
+  block->next = next;
+  if (next != nullptr) next->previous = block;
+}
+
+CachingModel::Block* CachingModel::cut_before(Block* block, uint64_t size) {
+  Block* front = piece_of(block, block->address, size);
+  set_previous(front, block->previous);
+  set_next(front, block);
+  block->address += size;
+  block->size -= size;
+  return front;
+}
+
+CachingModel::Block* CachingModel::cut_behind(Block* block, uint64_t size) {
+  block->size -= size;
+  Block* rest = piece_of(block, block->address + block->size, size);
+  set_next(rest, block->next);
+  set_next(block, rest);
+  return rest;
 }
 
 void CachingModel::enter(Block* block) {
@@ -183,17 +205,9 @@ void CachingModel::merge(Block* block, Block* neighbor) {
   }
   if (block->previous == neighbor) {
     block->address = neighbor->address;
-    block->previous = neighbor->previous;
-    if (block->previous != nullptr) {
-      block->previous->next = block;
-    } else if (block->range != nullptr) {
-      range_blocks_[block->range->base] = block;
-    } else {
-      segments_[block->address] = block;
-    }
+    set_previous(block, neighbor->previous);
   } else {
-    block->next = neighbor->next;
-    if (block->next != nullptr) block->next->previous = block;
+    set_next(block, neighbor->next);
   }
   block->size += neighbor->size;
   drop_block(neighbor);
@@ -211,10 +225,10 @@ void CachingModel::give_back(Block* block) {
 // is not that much. One that is large enough goes alone. Pages of an expandable segment do not go
 // here.
 bool CachingModel::give_back_oversize(Pool& pool, uint64_t size, uint64_t stream) {
-  if (max_split_ == UINT64_MAX || expandable_) return false;
+  if (options_.max_split_bytes == UINT64_MAX || options_.expandable) return false;
   Block key;
   key.stream = stream;
-  key.size = std::max(size, max_split_);
+  key.size = std::max(size, options_.max_split_bytes);
   auto at = pool.free.lower_bound(&key);
   if (at != pool.free.end() && (*at)->stream == stream) {
     give_back(*at);
@@ -223,7 +237,7 @@ bool CachingModel::give_back_oversize(Pool& pool, uint64_t size, uint64_t stream
   uint64_t given = 0;
   while (at != pool.free.begin() && given < key.size) {
     Block* block = *--at;
-    if (block->size < max_split_ || block->stream != stream) break;
+    if (block->size < options_.max_split_bytes || block->stream != stream) break;
     given += block->size;
     at = std::next(at);
     give_back(block);
@@ -250,8 +264,9 @@ void CachingModel::give_back_cached(Pool& pool) {
 
 // Segments that were not of use for long; none that is expandable.
 void CachingModel::collect() {
-  if (expandable_) return;
-  const auto limit = static_cast<uint64_t>(collect_threshold_ * static_cast<double>(budget_));
+  if (options_.expandable) return;
+  const auto limit = static_cast<uint64_t>(options_.collect_threshold *
+                                           static_cast<double>(options_.budget_bytes));
   if (device_.held_bytes() <= limit) return;
   const uint64_t wanted = device_.held_bytes() - limit;
   uint64_t ages = 0, candidates = 0, given = 0;

@@ -96,6 +96,8 @@ class CachingModel final : public Model {
   Block* take_front(Block* block, uint64_t size);
   void enter(Block* block);
   void merge(Block* block, Block* neighbor);
+  void set_previous(Block* block, Block* previous);
+  void set_next(Block* block, Block* next);
   bool give_back_oversize(Pool& pool, uint64_t size, uint64_t stream);
   void give_back_cached(Pool& pool);
   void give_back(Block* block);
@@ -109,19 +111,14 @@ class CachingModel final : public Model {
   void drop_range(Block* block);
 
   Block* new_block(uint64_t address, uint64_t size, uint64_t stream, Pool* pool);
-  // A further block of the same segment; its neighbors are up to the caller.
+  // Further blocks of the same segment, directly before a block or behind it.
+  Block* cut_before(Block* block, uint64_t size);
+  Block* cut_behind(Block* block, uint64_t size);
   Block* piece_of(const Block* block, uint64_t address, uint64_t size);
-  uint64_t next_age() { return ties_by_address_ ? 0 : ++segments_ever_; }
+  uint64_t next_age() { return options_.ties_by_address ? 0 : ++segments_ever_; }
   void drop_block(Block* block) { spare_.push_back(block); }
 
-  const uint64_t budget_;
-  const bool budget_is_fraction_;
-  const uint64_t max_split_;
-  const uint64_t max_rounding_;
-  const uint64_t divisions_;
-  const double collect_threshold_;
-  const bool expandable_;
-  const bool ties_by_address_;
+  const dtr_fragment_options options_;  // with the defaults in place of zeros
 
   Device device_;
   Pool small_{true, {}, {}};

@@ -44,7 +44,8 @@ CachingModel::Block* CachingModel::find_expandable(Pool& pool, uint64_t size, ui
       bytes += block->size;
     if (bytes >= size) return first;
   }
-  const uint64_t total = budget_ == kUnlimited ? kUnlimitedDevice : budget_;
+  const uint64_t total =
+      options_.budget_bytes == kUnlimited ? kUnlimitedDevice : options_.budget_bytes;
   const uint64_t page = pool.small ? kSmallPage : kLargePage;
   const uint64_t bytes = round_up(std::max(total + total / 8, size), page);
   ranges_.push_back(std::make_unique<Range>(Range{next_range_, bytes, page}));
@@ -69,13 +70,8 @@ bool CachingModel::map(Block* block, uint64_t size) {
   pool.unmapped.erase(block);
   block->mapped = true;
   if (bytes < block->size) {
-    Block* rest = piece_of(block, block->address + bytes, block->size - bytes);
+    Block* rest = cut_behind(block, block->size - bytes);
     rest->mapped = false;
-    rest->previous = block;
-    rest->next = block->next;
-    if (rest->next != nullptr) rest->next->previous = rest;
-    block->next = rest;
-    block->size = bytes;
     pool.unmapped.insert(rest);
   }
   merge(block, block->previous);
@@ -93,31 +89,8 @@ void CachingModel::unmap(Block* block) {
   if (begin >= end) return;
   Pool& pool = *block->pool;
   pool.free.erase(block);
-  const auto cut = [&](uint64_t address, uint64_t size) {
-    Block* piece = piece_of(block, address, size);
-    enter(piece);
-    return piece;
-  };
-  if (begin > block->address) {
-    Block* before = cut(block->address, begin - block->address);
-    before->previous = block->previous;
-    before->next = block;
-    if (before->previous != nullptr) {
-      before->previous->next = before;
-    } else {
-      range_blocks_[range.base] = before;
-    }
-    block->previous = before;
-  }
-  if (block_end > end) {
-    Block* behind = cut(end, block_end - end);
-    behind->previous = block;
-    behind->next = block->next;
-    if (behind->next != nullptr) behind->next->previous = behind;
-    block->next = behind;
-  }
-  block->address = begin;
-  block->size = end - begin;
+  if (begin > block->address) enter(cut_before(block, begin - block->address));
+  if (block_end > end) enter(cut_behind(block, block_end - end));
   block->mapped = false;
   note_segment(begin, end - begin, false);
   device_.give_bytes(end - begin);

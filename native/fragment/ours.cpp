@@ -16,7 +16,7 @@ constexpr uint64_t kManyBytes = uint64_t{1} << 37;  // an eighth of the addresse
 constexpr uint64_t kLeastBudget = 64 << 10;         // the simulated driver's own chunk
 
 PoolOptions pool_options(const dtr_fragment_options& options) {
-  PoolOptions pool;
+  PoolOptions pool{};
   pool.driver = "simulated";
   // No pool has less than a chunk; one that should have less gives nothing.
   pool.budget_bytes = std::max(options.budget_bytes, std::max(options.chunk_bytes, kLeastBudget));
