@@ -38,7 +38,7 @@ from dtr_alloc.simulation.executors import RunsFailed, cores
     "The treatment of released tensors: eager evicts them at once, banish removes them for good "
     "if nothing needs them, ignore keeps them.",
 )
-@list_option("--seed", "0", "Numbers or ranges (0..9), for 'random'.")
+@list_option("--seed", "0", "Numbers or ranges (0..9), for 'random' and --sampling sqrt.")
 @click.option(
     "--semantics",
     type=click.Choice(["simrd", "runtime"]),
@@ -76,6 +76,22 @@ from dtr_alloc.simulation.executors import RunsFailed, cores
     help="Which hole of the heap a tensor gets (with --space heap or fixed).",
 )
 @click.option(
+    "--sampling",
+    type=click.Choice(simulate.SAMPLINGS),
+    default=simulate.SAMPLINGS[0],
+    show_default=True,
+    help="Choose among all n candidates, or, as DTR's prototype, among a random sample of the "
+    "square root of n (with --semantics simrd).",
+)
+@click.option(
+    "--least-size-share",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    metavar="X",
+    help="Evict nothing smaller than X times the candidates' mean size; DTR's prototype has 0.01 "
+    "(with --semantics simrd; default: 0).",
+)
+@click.option(
     "--moving",
     metavar="SIZE",
     help="Move contents where that costs less than evicting, at so many bytes a second (200GB), "
@@ -106,6 +122,8 @@ def command(
     chunk: str | None,
     room: str,
     placement: str,
+    sampling: str,
+    least_size_share: float,
     moving: str | None,
     thrash: float | None,
     json_path: str | None,
@@ -136,6 +154,10 @@ def command(
         raise click.UsageError(
             f"--placement {placement} needs --space heap or fixed: counted bytes have no place"
         )
+    if sampling != simulate.SAMPLINGS[0] and semantics != "simrd":
+        raise click.UsageError(f"--sampling {sampling} needs --semantics simrd")
+    if least_size_share != 0 and semantics != "simrd":
+        raise click.UsageError(f"--least-size-share {least_size_share} needs --semantics simrd")
     if thrash is not None and not 1 <= thrash < float("inf"):
         raise click.UsageError(f"--thrash is {thrash}; allowed: 1 and more, in terms of the base")
     policies = each_once("--dealloc", deallocs, _deallocs)
@@ -151,6 +173,8 @@ def command(
         chunk_bytes=0 if chunk is None else given("--chunk", lambda: parse_size(chunk)),
         room=room,
         placement=placement,
+        sampling=sampling,
+        least_size_share=least_size_share,
         move_bytes_per_s=0 if moving is None else given("--moving", lambda: parse_size(moving)),
         thrash=thrash,
     )

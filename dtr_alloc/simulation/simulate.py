@@ -45,6 +45,7 @@ the smallest that is large enough; ``first-fit``, the lowest; ``two-ended``, the
 its high end for a tensor that costs less to recompute, by the byte, than the median of the job's
 operators, and at its low end for others and for constants (Coop, NeurIPS 2023); ``size-classes``,
 the best fit of sizes rounded up by at most an eighth, so that holes are reused as they are."""
+SAMPLINGS = ("none", "sqrt")
 STATUSES = ("ok", "oom", "thrash", "assert")
 """By their numbers in C (DTR_SIMULATION_...). ``assert``: simrd's own assertion fails."""
 
@@ -127,6 +128,8 @@ def run_log(
     room: str = "heuristic",
     placement: str = PLACEMENTS[0],
     newest_staleness: bool | None = None,
+    sampling: str = SAMPLINGS[0],
+    least_size_share: float = 0,
     decisions: bool = False,
 ) -> Run:
     """Runs a log once.
@@ -136,7 +139,7 @@ def run_log(
         heuristic: the choice of evictions; text is read by ``presets.parse``.
         budget_bytes: None: no limit.
         dealloc: the treatment of dead storages; one of DEALLOCS.
-        seed: of ``random``.
+        seed: of ``random`` and of samples.
         semantics: one of SEMANTICS.
         space: one of SPACES; all but ``bytes`` in runtime semantics only.
         chunk_bytes: the unit of mapping of ``heap`` and ``fixed``, a multiple of 4096; 0: a page.
@@ -158,6 +161,10 @@ def run_log(
         newest_staleness: whether the staleness of a score is that of the newest access in the
             storage and its evicted neighborhood, in simrd's semantics. None: as the published
             simulator's scores of these parts, which have it in its banishing runtime.
+        sampling: one of SAMPLINGS, in simrd's semantics only. ``sqrt``: the victim is chosen among
+            a random sample of the square root of n candidates.
+        least_size_share: storages smaller than this share (0 to 1) of the candidates' mean size are
+            no candidates; in simrd's semantics only. DTR's prototype has 0.01.
         decisions: whether to return them, not only their hash.
 
     Raises ValueError for arguments that do not go together, and for a contradictory program.
@@ -166,11 +173,14 @@ def run_log(
     _choice("semantics", semantics, SEMANTICS)
     _choice("space", space, SPACES)
     _choice("placement", placement, PLACEMENTS)
+    _choice("sampling", sampling, SAMPLINGS)
     is_simrd = semantics == "simrd"
     if is_simrd and (space != "bytes" or not outputs):
         raise ValueError("simrd counts bytes and wants its outputs; the rest is for 'runtime'")
     for applies, name, value, only, where in (
         (not is_simrd, "newest_staleness", newest_staleness, None, "runtime semantics"),
+        (not is_simrd, "sampling", sampling, SAMPLINGS[0], "runtime semantics"),
+        (not is_simrd, "least_size_share", least_size_share, 0, "runtime semantics"),
         (is_simrd, "swap_bytes", swap_bytes, 0, "semantics 'simrd'"),
         (is_simrd, "room", room, "heuristic", "semantics 'simrd'"),
         (space == "bytes", "placement", placement, PLACEMENTS[0], "space 'bytes'"),
@@ -191,6 +201,8 @@ def run_log(
             raise ValueError(f"{parts.name!r} is a Python callable, which simrd knows nothing of")
         of_lab, functions = lab.library()
         options = of_lab.new("dtr_lab_options *", common)
+        options.sampling = SAMPLINGS.index(sampling)
+        options.least_size_share = least_size_share
         if parts.cost == "neighborhood":
             by_default = dealloc == "banish" and parts.staleness > 0  # no regions are cached then
             options.newest_staleness = by_default if newest_staleness is None else newest_staleness
@@ -491,6 +503,8 @@ class Plan:
     chunk_bytes: int = 0
     room: str = "heuristic"
     placement: str = PLACEMENTS[0]
+    sampling: str = SAMPLINGS[0]
+    least_size_share: float = 0
     move_bytes_per_s: float = 0
     thrash: float | None = None
 
@@ -509,8 +523,8 @@ class Plan:
         for log, dealloc, heuristic in itertools.product(
             range(logs), self.deallocs, self.heuristics
         ):
-            seeds = self.seeds if heuristic.select == "random" else [None]
-            for seed, limit in itertools.product(seeds, self.limits):
+            random = heuristic.select == "random" or self.sampling != SAMPLINGS[0]
+            for seed, limit in itertools.product(self.seeds if random else [None], self.limits):
                 yield Setup(log, dealloc, heuristic, seed, limit)
 
 
@@ -529,7 +543,10 @@ class Setup:
         return f"{self.heuristic}, {self.dealloc}{seed}, budget {self.limit}"
 
 
-_OPTIONS = ("semantics", "space", "room", "chunk_bytes", "placement")
+_OPTIONS = (
+    *("semantics", "space", "room", "chunk_bytes"),
+    *("placement", "sampling", "least_size_share"),
+)
 """Of a plan, as of its runs and in its rows."""
 
 

@@ -35,28 +35,11 @@ class CandidatePool {
     return true;
   }
 
-  // The n-th in the order.
-  uint32_t nth(size_t n) const {
+  // All of them, in the order.
+  void list(std::vector<uint32_t>* ids) const {
+    ids->clear();
     for (const uint32_t id : ids_)
-      if (id != kNone && n-- == 0) return id;
-    return kNone;
-  }
-
-  // The candidate of the smallest score; evaluate(id) gives one.
-  template <typename Evaluate>
-  uint32_t choose(Evaluate&& evaluate) const {
-    uint32_t best = kNone;
-    double least = std::numeric_limits<double>::infinity();
-    for (const uint32_t id : ids_) {
-      if (id == kNone) continue;
-      const double value = evaluate(id);
-      if (value <= least) {
-        least = value;
-        best = id;
-      }
-      if (value == 0) break;
-    }
-    return best;
+      if (id != kNone) ids->push_back(id);
   }
 
  private:

@@ -16,6 +16,8 @@ void check(const dtr_lab_options& options) {
   dtr::check(options.heuristic);
   dtr::require_between("newest_staleness", options.newest_staleness, 0, 1);
   dtr::require_between("max_recompute", options.max_recompute, -1, INT64_MAX);
+  dtr::require_between("sampling", options.sampling, DTR_SAMPLING_NONE, DTR_SAMPLING_SQRT);
+  dtr::require_number("least_size_share", options.least_size_share, 0, 1, "0 to 1");
 }
 
 // A copy that the caller frees; null if there is nothing.

@@ -113,15 +113,44 @@ double Machine::score(uint32_t at, Cost cost, int64_t newest) const {
   return value;
 }
 
+// Beyond simrd, to search less, as DTR's prototype does (DTR, section 4.2): small storages are
+// passed over, and a sample of the others is drawn, each of the same chance. There is always one,
+// for the largest is not below the mean.
+void Machine::narrow_candidates() {
+  uint64_t bytes = 0;
+  for (const uint32_t at : candidates_) bytes += bytes_of(at);
+  const uint64_t count = candidates_.size();
+  const double mean = static_cast<double>(bytes) / static_cast<double>(count);
+  // The mean again, because a double may be rounded to more than the largest.
+  const uint64_t least =
+      std::min(static_cast<uint64_t>(std::ceil(options_.least_size_share * mean)),
+               bytes / count + (bytes % count != 0));
+  candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(),
+                                   [&](uint32_t at) { return bytes_of(at) < least; }),
+                    candidates_.end());
+  if (options_.sampling == DTR_SAMPLING_NONE) return;
+  auto left = static_cast<uint32_t>(candidates_.size());
+  auto wanted = static_cast<uint32_t>(std::ceil(std::sqrt(left)));
+  size_t kept = 0;
+  for (const uint32_t at : candidates_)
+    if (random_.below(left--) < wanted) {
+      candidates_[kept++] = at;
+      --wanted;
+    }
+  candidates_.resize(kept);
+}
+
 uint32_t Machine::choose() {
   const dtr_heuristic& heuristic = options_.heuristic;
+  pool_.list(&candidates_);
+  if (options_.sampling != DTR_SAMPLING_NONE || options_.least_size_share > 0) narrow_candidates();
   if (heuristic.select == DTR_SELECT_RANDOM) {
     ++result_.evaluations;
     ++result_.accesses;
-    return pool_.nth(random_.below(static_cast<uint32_t>(pool_.size())));
+    return candidates_[random_.below(static_cast<uint32_t>(candidates_.size()))];
   }
   double least = kInfinity;
-  return pool_.choose([&](uint32_t at) {
+  const auto evaluate = [&](uint32_t at) {
     ++result_.evaluations;
     ++result_.accesses;
     int64_t cost = heuristic.cost == DTR_COST_NONE ? 1 : graph_.nodes[at].cost;
@@ -132,7 +161,6 @@ uint32_t Machine::choose() {
         value *= kUnneeded;
       else if (value <= least)  // else another is better whatever the shares
         value = score(at, marginal_cost(at), newest);
-      least = std::min(least, value);
       return value;
     }
     if (caches_regions_) {
@@ -146,7 +174,17 @@ uint32_t Machine::choose() {
       if (options_.newest_staleness) newest = newest_around;
     }
     return score(at, cost, newest);
-  });
+  };
+  uint32_t best = CandidatePool::kNone;
+  for (const uint32_t at : candidates_) {
+    const double value = evaluate(at);
+    if (value <= least) {
+      least = value;
+      best = at;
+    }
+    if (value == 0) break;
+  }
+  return best;
 }
 
 }  // namespace dtr::simrd

@@ -1,7 +1,8 @@
 // simrd.h: a machine with the semantics of simrd, the simulator of the DTR paper.
 //
 // It runs op logs with exactly the decisions of the published simulator, so that a number of
-// ours can stand beside a published one. What differs from the engine, which the run with
+// ours can stand beside a published one. (On request it searches less, as DTR's prototype does:
+// narrow_candidates.) What differs from the engine, which the run with
 // runtime semantics drives (simulate/runtime.h):
 //   - Views are tensors of their own: evicting a storage undefines them all, and using one again
 //     runs its view operator again. Mutation makes a copy.
@@ -118,6 +119,7 @@ class Machine : private Playback<Machine> {
 
   // ---- scores.cpp ----
   uint32_t choose();
+  void narrow_candidates();
   int64_t neighborhood_cost(uint32_t storage, int64_t* newest);
   int64_t component_cost(uint32_t storage);
   double marginal_cost(uint32_t storage);
@@ -144,7 +146,8 @@ class Machine : private Playback<Machine> {
   Regions regions_{graph_};
   Region walk_up_, walk_down_;
   Mersenne random_;
-  std::vector<uint32_t> pending_;  // worklist
+  std::vector<uint32_t> candidates_;  // of a choice, in the order of the pool
+  std::vector<uint32_t> pending_;     // worklist
   uint32_t walks_ = 0;
   // Of the op that is being defined:
   std::vector<uint32_t> sources_;  // the distinct storages of its arguments

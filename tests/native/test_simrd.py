@@ -304,3 +304,102 @@ def test_a_stopped_run_leaves_nothing_behind() -> None:
     again = simulate.run_log(program, "dtr-full", 16)
     assert first.status == "ok"
     assert first.decisions_sha256 == again.decisions_sha256
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_sample_has_the_square_root_of_the_candidates(seed: int) -> None:
+    log = Log()
+    for i in range(40):
+        log.call("", {f"x{i}": 1})
+    for i in range(40):
+        log.release(f"x{i}")
+    rng = random.Random(seed)
+    pool = list(range(10))  # the oldest first
+    expected = []
+    for new in range(10, 40):
+        wanted = 4
+        sample = []
+        for at, candidate in enumerate(pool):
+            if rng.randrange(len(pool) - at) < wanted - len(sample):
+                sample.append(candidate)
+        assert len(sample) == wanted
+        pool.remove(sample[0])
+        pool.append(new)
+        expected.append(f"E{sample[0]}")
+    found = decisions(log, "lru", 10, seed=seed, sampling="sqrt")
+    assert [decision for decision in found if decision[0] == "E"] == expected
+    assert simulate.run_log(log.program, "lru", 10, sampling="sqrt").evaluations == 30 * 4
+
+
+@pytest.mark.parametrize("heuristic", ["dtr-full", "dtr-eqclass", "marginal", "random"])
+def test_a_sample_is_the_same_for_a_seed(heuristic: str) -> None:
+    program = compile_log(DATA / "synthetic_logs" / "resnet_chain.log.xz")
+    budget = simulate.baseline(program).peak_bytes * 6 // 10
+
+    def run(seed: int, sampling: str = "sqrt") -> simulate.Run:
+        return simulate.run_log(
+            program, heuristic, budget, seed=seed, sampling=sampling, least_size_share=0.01
+        )
+
+    first = run(1)
+    assert first.status == "ok"
+    assert first.decisions_sha256 == run(1).decisions_sha256 != run(2).decisions_sha256
+    if heuristic != "random":
+        assert first.evaluations < run(1, "none").evaluations
+
+
+def test_storages_below_the_share_of_the_mean_size_stay() -> None:
+    log = Log()
+    for name, size in {"small": 9, "least": 10, "large": 41, "full": 20, "more": 20}.items():
+        log.call("", {name: size})
+    # The mean of small, least and large is 20.
+    assert decisions(log, "lru", 70, least_size_share=0)[3] == "E0"
+    assert decisions(log, "lru", 70, least_size_share=0.5)[3] == "E1"
+    assert decisions(log, "lru", 70, least_size_share=1)[3] == "E2"
+    log = Log()
+    for name, size in {"below": 9, "above": 10, "full": 9}.items():
+        log.call("", {name: size})
+    assert decisions(log, "lru", 20, least_size_share=1)[2] == "E1"  # the mean is 9.5
+    assert decisions(log, "random", 20, least_size_share=1)[2] == "E1"
+
+
+def test_where_all_are_of_one_size_all_are_candidates() -> None:
+    program = linear_network(64)
+    narrowed = simulate.run_log(program, "dtr-full", 16, least_size_share=1)
+    assert narrowed.decisions_sha256 == simulate.run_log(program, "dtr-full", 16).decisions_sha256
+
+
+@pytest.mark.parametrize(("sampling", "share"), [("sqrt", 0), ("none", 1), ("sqrt", 1)])
+def test_what_fits_does_not_depend_on_how_many_are_candidates(sampling: str, share: float) -> None:
+    """All that may go does before memory is out, and in the end also what is small."""
+    log = Log()
+    for name, size in {"zero": 0, "tiny": 1, "small": 9, "large": 40}.items():
+        log.call("", {name: size})
+    log.call("", {"all": 50})
+    options: dict[str, Any] = {"sampling": sampling, "least_size_share": share}
+    run = simulate.run_log(log.program, "lru", 50, decisions=True, **options)
+    assert (run.status, run.end_bytes) == ("oom", 50)  # the program wants all of it at its end
+    assert run.forced >= 3
+    log = Log()
+    log.call("", {"small": 1})
+    log.call("small", {"large": 100})
+    for budget in (99, 100):
+        plain = simulate.run_log(log.program, "lru", budget)
+        run = simulate.run_log(log.program, "lru", budget, **options)
+        assert (run.status, run.decisions_sha256) == ("oom", plain.decisions_sha256)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sampling": "cbrt"}, "sampling is 'cbrt'; allowed: none, sqrt"),
+        ({"least_size_share": -0.1}, "least_size_share is -0.1.*; allowed: 0 to 1"),
+        ({"least_size_share": 1.1}, "least_size_share is 1.1.*; allowed: 0 to 1"),
+        ({"least_size_share": float("nan")}, "least_size_share is nan; allowed: 0 to 1"),
+        ({"semantics": "runtime", "sampling": "sqrt"}, "sampling is 'sqrt'; allowed with runtime"),
+        ({"semantics": "runtime", "least_size_share": 0.01}, "least_size_share is 0.01"),
+    ],
+)
+def test_what_narrows_the_search_is_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulate.run_log(linear_network(4), "lru", 4, **options)

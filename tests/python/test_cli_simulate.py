@@ -39,6 +39,16 @@ def test_json_on_stdout_stands_alone():
     assert "all compute, in terms of that:" in done.stderr
 
 
+def test_a_sample_has_a_row_for_each_seed():
+    arguments = (UNET, "--budget", "0.6", "--least-size-share", "0.01", "--json", "-")
+    found = rows(simulate(*arguments, "--sampling", "sqrt", "--seed", "0,1").stdout)
+    assert [row["seed"] for row in found] == [0, 1]
+    assert {(row["sampling"], row["least_size_share"]) for row in found} == {("sqrt", 0.01)}
+    (plain,) = rows(simulate(*arguments).stdout)
+    assert (plain["sampling"], plain["seed"]) == ("none", None)
+    assert len({row["decisions_sha256"] for row in (*found, plain)}) == 3
+
+
 def test_a_table_is_on_stdout_otherwise_and_the_file_has_the_rows(tmp_path):
     file = tmp_path / "rows.jsonl"
     done = command("simulate", UNET, "--budget", "0.6", "--json", file)
