@@ -80,17 +80,23 @@ uint64_t StepDetector::swings_from() const {
 }
 
 // The lags of repetitions that are steps by their memory, the shortest first, until one is not taken.
+// The first operators have no whole context: while there are few, all are looked at.
 // What dies behind the last operator may do so because the job ends, so its memory does not count.
 template <typename Takes>
 void StepDetector::for_each_lag(Takes&& takes) const {
   if (ran_.size() < 2) return;
   const uint64_t end = swings_from();
   const auto live_bytes = static_cast<double>(op(last() - 1).live_bytes);
+  const bool are_few = ran_.size() <= kBlock;
+  const auto is_same = [&](const Ran& a, const Ran& b) {
+    return are_few ? a.signature == b.signature : a.context == b.context;
+  };
   uint64_t looks = 0;
-  for (uint64_t entry = ran_.back().before; entry > first_ + 1 && ++looks < kMostLooks;
-       entry = op(entry - 1).before) {
+  for (uint64_t entry = are_few ? last() : ran_.back().before;
+       entry > first_ + 1 && ++looks < kMostLooks;
+       entry = are_few ? entry - 1 : op(entry - 1).before) {
     const uint64_t then = entry - 1;
-    if (then > end || op(then).context != ran_.back().context) continue;
+    if (then > end || !is_same(op(then), ran_.back())) continue;
     const double left = std::abs(static_cast<double>(op(then - 1).live_bytes) - live_bytes);
     if (left <= kBalance * static_cast<double>(most_live_bytes_) && !takes(last() - then)) return;
   }

@@ -9,7 +9,6 @@ from native_fixtures import ROOT, load_cpp
 
 CONSTANT, CALL, RELEASE = 0, 1, 5  # dtr/op_log.h
 BYTES = 1000
-CONTEXT = 8  # operators that are the same, at least (native/policy/step_detector.h)
 
 
 class Found(NamedTuple):
@@ -138,7 +137,7 @@ def by_definition(kinds: list[int], live: list[int]) -> tuple[int, int, int]:
         alike = 0
         while period + alike < total and kinds[alike] == kinds[period + alike]:
             alike += 1
-        if alike < max(period, CONTEXT) or 4 * (period + alike) < total:
+        if alike < period or 4 * (period + alike) < total:
             continue
         if abs(live[1] - live[period + 1]) > 0.005 * most:
             continue
