@@ -195,11 +195,12 @@ def recorded(tmp_path):
         with Writer(path, recorded=recorded) as log:
             log.write(Constant("w"), Memory("w", 4096))
             for step in range(steps):
-                a, b = f"a{step}", f"b{step}"
-                for name, given, made in (("f", "w", a), ("g", a, b)):
-                    call = Call(name, (given,), (made,), 1000)
-                    log.write(call, Memory(made, 4096), Alias(made, -1))
-                log.write(Release(a), Release(b))
+                made = ["w"]
+                for name in "abcdefgh":
+                    made.append(f"{name}{step}")
+                    call = Call(name, (made[-2],), (made[-1],), 1000)
+                    log.write(call, Memory(made[-1], 4096), Alias(made[-1], -1))
+                log.write(*map(Release, made[1:]))
         return str(path)
 
     return write
