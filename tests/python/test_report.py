@@ -29,20 +29,6 @@ def test_the_file_holds_stats_and_the_facts_of_the_job(tmp_path):
     assert set(job) >= {"dtr_alloc", "torch", "python", "pid"}
 
 
-def test_nothing_is_left_beside_the_file(tmp_path):
-    report.write_stats(tmp_path / "stats.json", STATS)
-    report.write_stats(tmp_path / "stats.json", {"evictions": 1})
-    assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
-    assert json.loads((tmp_path / "stats.json").read_text())["evictions"] == 1
-
-
-def test_a_file_that_cannot_be_written_leaves_nothing_behind(tmp_path):
-    (tmp_path / "stats.json").mkdir()
-    with pytest.raises(OSError, match=r"stats\.json"):
-        report.write_stats(tmp_path / "stats.json", STATS)
-    assert [path.name for path in tmp_path.iterdir()] == ["stats.json"]
-
-
 def test_ranks_and_processes_can_have_their_own_files(tmp_path, monkeypatch):
     monkeypatch.setenv("RANK", "3")
     path = report.write_stats(tmp_path / "{rank}-{pid}.json", STATS)
