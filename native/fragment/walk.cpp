@@ -121,19 +121,8 @@ class Follower {
 
   // What is free and cannot be mapped elsewhere.
   std::vector<Range> not_in_whole_chunks() const {
-    const uint64_t chunk = of_.chunk_bytes;
-    if (chunk == 0) return holes.ranges();
     std::vector<Range> found;
-    for (const Range& range : holes.ranges()) {
-      const uint64_t first = (range.begin + chunk - 1) / chunk * chunk;
-      const uint64_t last = range.end / chunk * chunk;
-      if (first > last) {
-        found.push_back(range);
-        continue;
-      }
-      if (range.begin < first) found.push_back({range.begin, first});
-      if (last < range.end) found.push_back({last, range.end});
-    }
+    for (const Range& range : holes.ranges()) add_fixed(range, of_.chunk_bytes, &found);
     return found;
   }
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "policy/costs.h"
+
 namespace dtr {
 
 // ---- memory of one op ----
@@ -71,20 +73,15 @@ void MemoryTrace::put(const std::vector<const void*>& results,
 namespace {
 
 uint64_t hash_of_geometry(const dtr_tensor_desc& desc) {
-  uint64_t hash = 14695981039346656037u;  // FNV-1a, a number at a time
-  const auto add = [&](int64_t number) {
-    hash = (hash ^ static_cast<uint64_t>(number)) * 1099511628211u;
-    hash ^= hash >> 29;
-  };
-  add(desc.ndim);
+  Signature hash(static_cast<uint64_t>(desc.ndim));
   for (int32_t d = 0; d < desc.ndim; ++d) {
-    add(desc.sizes[d]);
-    add(desc.strides[d]);
+    hash.add(static_cast<uint64_t>(desc.sizes[d]));
+    hash.add(static_cast<uint64_t>(desc.strides[d]));
   }
-  add(desc.offset);
-  add(desc.scalar_type);
-  add(desc.flags);
-  return hash;
+  hash.add(static_cast<uint64_t>(desc.offset));
+  hash.add(static_cast<uint64_t>(desc.scalar_type));
+  hash.add(static_cast<uint64_t>(desc.flags));
+  return hash.value();
 }
 
 // The op that this thread runs just now, if it is recorded. The frame may end on another thread, so

@@ -15,24 +15,18 @@ Fragmentation::Fragmentation(dtr_pool* pool, uint64_t chunk_bytes, bool is_count
       blocks_(1024) {}
 
 void Fragmentation::asked(uint64_t size_bytes) {
-  Call call{size_bytes, dtr_pool_unused_bytes(pool_), result_.forced, {}};
-  if (!spare_.empty()) {
-    call.ranges.swap(spare_.back());
-    spare_.pop_back();
-  }
-  if (!is_counted_) find_ranges(call.ranges);
-  calls_.push_back(std::move(call));
+  calls_.push_back({size_bytes, dtr_pool_unused_bytes(pool_), result_.forced, free_ranges()});
 }
 
 void Fragmentation::count_request() {
-  if (!is_counted_) find_ranges(now_);
+  const std::vector<Range> now = free_ranges();
   bool forced = false;
   for (size_t i = 0; i < calls_.size(); ++i) {
-    Call& call = calls_[i];
+    const Call& call = calls_[i];
     const uint64_t after = i + 1 < calls_.size() ? calls_[i + 1].evictions_before : result_.forced;
     if (const uint64_t evictions = after - call.evictions_before; evictions > 0) {
       forced = true;
-      const uint64_t lost = is_counted_ ? 0 : common_bytes(call.ranges, now_);
+      const uint64_t lost = common_bytes(call.ranges, now);
       ++result_.forced_times;
       result_.lost_bytes += lost;
       result_.most_lost_bytes = std::max(result_.most_lost_bytes, lost);
@@ -41,8 +35,6 @@ void Fragmentation::count_request() {
         result_.scattered += evictions;
       }
     }
-    call.ranges.clear();
-    spare_.push_back(std::move(call.ranges));
   }
   calls_.clear();
   if (!forced) return;
@@ -50,8 +42,9 @@ void Fragmentation::count_request() {
   result_.left_bytes += dtr_pool_unused_bytes(pool_);
 }
 
-void Fragmentation::find_ranges(std::vector<Range>& ranges) {
-  ranges.clear();
+std::vector<Range> Fragmentation::free_ranges() {
+  std::vector<Range> ranges;
+  if (is_counted_) return ranges;
   uint64_t count = 0;
   for (;;) {
     if (dtr_pool_snapshot(pool_, blocks_.data(), blocks_.size(), &count) != DTR_OK)
@@ -59,9 +52,6 @@ void Fragmentation::find_ranges(std::vector<Range>& ranges) {
     if (count <= blocks_.size()) break;
     blocks_.resize(2 * count);
   }
-  const auto add = [&](uint64_t begin, uint64_t end) {
-    if (begin < end) ranges.push_back({begin, end});
-  };
   // Free blocks of several owners may follow one another: together they are one range.
   for (uint64_t i = 0; i < count;) {
     if (blocks_[i].state == 1) {
@@ -70,20 +60,9 @@ void Fragmentation::find_ranges(std::vector<Range>& ranges) {
     }
     const uint64_t begin = blocks_[i].address;
     for (++i; i < count && blocks_[i].state != 1; ++i) continue;
-    const uint64_t end = blocks_[i - 1].address + blocks_[i - 1].size_bytes;
-    if (chunk_bytes_ == 0) {
-      add(begin, end);
-      continue;
-    }
-    const uint64_t first = (begin + chunk_bytes_ - 1) / chunk_bytes_ * chunk_bytes_;
-    const uint64_t last = end / chunk_bytes_ * chunk_bytes_;
-    if (first > last) {
-      add(begin, end);  // within one chunk
-    } else {
-      add(begin, first);
-      add(last, end);
-    }
+    add_fixed({begin, blocks_[i - 1].address + blocks_[i - 1].size_bytes}, chunk_bytes_, &ranges);
   }
+  return ranges;
 }
 
 }  // namespace dtr

@@ -44,19 +44,18 @@ class Fragmentation {
     uint64_t size_bytes;
     uint64_t free_bytes;        // of the budget
     uint64_t evictions_before;  // result_.forced then
-    std::vector<Range> ranges;  // free, and not to be had elsewhere; in order of addresses
+    std::vector<Range> ranges;  // free_ranges() then
   };
 
   void count_request();
-  void find_ranges(std::vector<Range>& ranges);
+  // Free, and not to be had elsewhere; in order of addresses.
+  std::vector<Range> free_ranges();
 
   dtr_pool* pool_;
   uint64_t chunk_bytes_;
   bool is_counted_;
   dtr_simulation_result& result_;
-  std::vector<Call> calls_;                // of the pending request
-  std::vector<std::vector<Range>> spare_;  // so that nothing is allocated in the steady state
-  std::vector<Range> now_;
+  std::vector<Call> calls_;  // of the pending request
   std::vector<dtr_block> blocks_;
 };
 
