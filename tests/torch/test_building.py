@@ -74,6 +74,8 @@ def cxx(tmp_path, library, monkeypatch):
         monkeypatch.setenv("CXX", str(path))
         return path
 
+    # dlopen gives a library of the same address again, also to later tests of this process.
+    monkeypatch.setattr(bridge, "library_name", lambda device: f"bridge-{device}-stand-in.so")
     use()
     return use
 
