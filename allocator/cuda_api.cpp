@@ -4,7 +4,6 @@
 
 #include <mutex>
 
-#include "cuda_driver.h"
 #include "errors.h"
 #include "locks.h"
 

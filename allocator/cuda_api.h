@@ -116,4 +116,12 @@ std::shared_ptr<const CudaApi> cuda_api();
 // As cuda_api(), from this library, without keeping it.
 std::shared_ptr<const CudaApi> load_cuda_api(const std::string& library_path);
 
+// The number of devices, after loading a library (nullptr: the one that is set). Throws
+// DriverError if it cannot be loaded, lacks a function, or has no device.
+int32_t cuda_probe(const char* library_path);
+
+// Where the driver's functions are looked up from now on; nullptr: libcuda.so.1. Throws
+// StateError while a CUDA driver object exists.
+void cuda_set_library(const char* library_path);
+
 }  // namespace dtr

@@ -41,7 +41,7 @@ std::unique_ptr<Driver> make_driver(const std::string& name, int32_t device) {
   }
   if (name == "host") return make_host_driver();
   if (name == "simulated") return make_simulated_driver();
-  if (name == "cuda") return make_cuda_vmm_driver(device);
+  if (name == "cuda") return make_cuda_driver(device);
   throw InvalidArgument("driver is '" + name +
                         "'; allowed: 'host', 'cuda', 'simulated', 'counted', 'guarded'");
 }

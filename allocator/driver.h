@@ -122,7 +122,7 @@ class Driver {
 
 std::unique_ptr<Driver> make_host_driver();
 std::unique_ptr<Driver> make_simulated_driver();
-std::unique_ptr<Driver> make_cuda_vmm_driver(int32_t device);
+std::unique_ptr<Driver> make_cuda_driver(int32_t device);
 
 // The driver of that name: "host", "simulated" or "cuda". Throws InvalidArgument for another, and
 // DriverError for a CUDA device that cannot map memory.

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/handles.h"
-#include "cuda_driver.h"
+#include "cuda_api.h"
 #include "dtr_alloc.h"
 #include "event_log.h"
 #include "make_pool.h"
