@@ -94,7 +94,7 @@ class SimulatedJob:
         return out[0]
 
     def stats(self) -> Any:
-        lib.dtr_engine_get_stats(self.engine, self._stats)
+        lib.dtr_engine_get_stats(self.engine, self._stats, ffi.NULL, 0)
         return self._stats
 
     def tensor(self, size_bytes: int) -> Any:

@@ -494,7 +494,7 @@ class Runtime:
 
     def _engine_stats(self) -> Any:
         stats = ffi.new("dtr_engine_stats *")
-        lib.dtr_engine_get_stats(self.engine, stats)
+        lib.dtr_engine_get_stats(self.engine, stats, ffi.NULL, 0)
         return stats
 
     def pin(self, tensor: Tensor) -> UntypedStorage:

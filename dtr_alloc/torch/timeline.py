@@ -154,7 +154,7 @@ class Timeline(Rows):
 
     def _moment(self) -> Moment:
         engine, pools = self._engine, self._pools
-        lib.dtr_engine_sample(self._runtime.engine, engine, pools, len(pools))
+        lib.dtr_engine_get_stats(self._runtime.engine, engine, pools, len(pools))
         allocated = reserved = scattered = budget = 0
         for pool in pools:
             allocated += pool.allocated_bytes

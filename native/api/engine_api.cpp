@@ -295,16 +295,8 @@ int32_t dtr_engine_reset(dtr_engine* engine, const uint64_t* lost, uint64_t coun
   });
 }
 
-int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out) {
-  return guard([&] {
-    dtr::Engine& from = of(engine);
-    require(out, "out");
-    from.get_stats(out);
-  });
-}
-
-int32_t dtr_engine_sample(dtr_engine* engine, dtr_engine_stats* out, dtr_pool_stats* pools,
-                          uint64_t capacity) {
+int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out, dtr_pool_stats* pools,
+                             uint64_t capacity) {
   return guard([&] {
     dtr::Engine& from = of(engine);
     require(out, "out");

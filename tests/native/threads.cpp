@@ -284,7 +284,7 @@ class Worker {
 
 uint64_t evictions_and_swaps(const Machine& machine) {
   dtr_engine_stats stats{};
-  ok(dtr_engine_get_stats(machine.engine, &stats));
+  ok(dtr_engine_get_stats(machine.engine, &stats, nullptr, 0));
   return stats.evictions + stats.swaps;
 }
 
@@ -386,7 +386,7 @@ void run(const Settings& settings, uint64_t evictions) {
     for (Tensor& tensor : shared) first.look(tensor);
   }
   dtr_engine_stats stats{};
-  ok(dtr_engine_get_stats(machine.engine, &stats));
+  ok(dtr_engine_get_stats(machine.engine, &stats, nullptr, 0));
   std::printf("%-24s %8llu evictions %8llu operators again %6llu swaps %6llu moves %6llu planned\n",
               settings.name, static_cast<unsigned long long>(stats.evictions),
               static_cast<unsigned long long>(stats.rematerializations),

@@ -561,7 +561,7 @@ class Toy:
 
     def stats(self) -> Any:
         stats = ffi.new("dtr_engine_stats *")
-        lib.dtr_engine_get_stats(self.engine, stats)
+        lib.dtr_engine_get_stats(self.engine, stats, ffi.NULL, 0)
         return stats
 
     def verify(self) -> None:

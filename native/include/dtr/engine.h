@@ -282,13 +282,10 @@ int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t
 /* Writes up to capacity known costs, in no order, and returns how many there are. */
 uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capacity);
 
-/* Writes the counters. */
-int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out);
-
 /* Writes the counters, and those of up to capacity pools in the order in which they were added, at one
  * moment: what may be evicted is then part of what is allocated. */
-int32_t dtr_engine_sample(dtr_engine* engine, dtr_engine_stats* out, dtr_pool_stats* pools,
-                          uint64_t capacity);
+int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out, dtr_pool_stats* pools,
+                             uint64_t capacity);
 
 /* Checks the numbered rules of the engine.
  * Fails iff: DTR_STATE if a rule is broken, which the message names. */
