@@ -313,25 +313,6 @@ class TestBanish:
             assert part.is_right()
             assert not toy.evict(part)
 
-    def test_it_waits_for_a_dependent_that_an_operator_is_overwriting(self, toy):
-        """As a constant, the old content would be lost for what else depends on it."""
-        _, y, z, below = line(toy, "f", "g", "h")
-        assert toy.evict(below)
-        seen = []
-
-        def drop(operator):
-            if not seen:
-                y.release()
-                seen.append(toy.stats().banished)
-
-        toy.run("add_", (z, MUTATE), fails=drop)
-        assert seen == [0]
-        toy.verify()
-        assert toy.content(below) == below.expected()
-        assert z.is_right()
-        assert z.comes_back()
-        toy.verify()
-
     def test_chains_of_20000_are_banished_without_recursion(self, make_toy):
         toy = make_toy(pages=64, dealloc="banish")
         x = toy.unseen(128)

@@ -1,8 +1,8 @@
 """Operators that overwrite: versions, copies, and what becomes constant."""
 
 import pytest
-from native_pool import OutOfMemory, lib
-from toy import MUTATE, PAGE, WORDS, WRITE_ONLY, chain, line
+from native_pool import lib
+from toy import MUTATE, WORDS, WRITE_ONLY, line
 
 
 class TestMutation:
@@ -83,55 +83,6 @@ class TestMutation:
         toy.run("receive_", (y, MUTATE), recomputable=False)
         assert not toy.evict(y)
         assert z.comes_back()
-
-
-class TestWhatBecomesConstantWhileItIsOverwritten:
-    """Found by the model: dependents read the new content when they are recomputed next."""
-
-    def test_because_its_history_is_too_long(self, toy):
-        x = toy.unseen(WORDS)
-        y = chain(toy, x, 10)
-        z = toy.one("g", y)
-        assert toy.evict(z)
-        toy.keep_history(5)
-        toy.run("add_", (y, MUTATE))
-        toy.verify()
-        assert toy.content(z) == z.expected()
-        assert y.is_right()
-
-    @pytest.mark.parametrize("weight_first", [True, False])
-    def test_because_the_same_operator_overwrites_what_it_was_computed_from(
-        self, toy, weight_first
-    ):
-        weight, y, z = line(toy, "f", "g")
-        assert toy.evict(z)
-        both = [(weight, MUTATE), (y, MUTATE)]
-        toy.run("foreach_", *(both if weight_first else reversed(both)))
-        toy.verify()
-        assert toy.content(z) == z.expected()
-        assert weight.is_right()
-        assert toy.content(y) == y.expected()
-
-    def test_because_the_operator_makes_room(self, make_toy):
-        toy = make_toy(pages=8)
-        x = toy.unseen(WORDS)
-        y, other = toy.one("f", x), toy.one("h", x)
-        z = toy.one("g", y)
-        assert toy.evict(z)
-        assert toy.evict(other)
-        x.release()
-        assert toy.stats().kept_constant_bytes == PAGE
-        toy.materialize(other)
-        toy.pin(other)
-        obstacle = toy.unseen(WORDS)
-        with pytest.raises(OutOfMemory):  # unless x is let go, which y and so z hang on
-            toy.run("pop_", (y, MUTATE), results=[5 * WORDS])
-        toy.verify()
-        obstacle.release()
-        result = toy.one("pop_", (y, MUTATE), words=5 * WORDS)
-        result.release()
-        for tensor in (z, y):
-            assert toy.content(tensor) == tensor.expected()
 
 
 class TestKeepingWhatIsOverwritten:

@@ -42,18 +42,6 @@ class TestMakingRoom:
         assert toy.stats().live_ops <= 64 + 7
         assert toy.content(last) == last.expected()
 
-    def test_what_is_evicted_while_its_sibling_comes_back_comes_back_too(self, make_toy):
-        """Two inputs of one operator whose own recomputations each need all the room."""
-        toy = make_toy(pages=8)
-        x = toy.unseen(WORDS)
-        left, right = (toy.one("wide", x, parameter=i, words=2 * WORDS) for i in range(2))
-        deep = [chain(toy, side, 5, words=2 * WORDS) for side in (left, right)]
-        both = toy.one("join", *deep)
-        release(left, right, *deep)
-        assert toy.content(both) == both.expected()
-        toy.evict(both)
-        assert toy.content(both) == both.expected()
-
     def test_evicting_by_hand_frees_the_block_and_says_whether_it_could(self, toy):
         x, y = line(toy, "f")
         before = toy.pool.stats().live_blocks
