@@ -47,8 +47,7 @@ std::vector<Range> Fragmentation::free_ranges() {
   if (is_counted_) return ranges;
   uint64_t count = 0;
   for (;;) {
-    if (dtr_pool_snapshot(pool_, blocks_.data(), blocks_.size(), &count) != DTR_OK)
-      throw StateError(dtr_last_error());
+    check_status(dtr_pool_snapshot(pool_, blocks_.data(), blocks_.size(), &count));
     if (count <= blocks_.size()) break;
     blocks_.resize(2 * count);
   }

@@ -67,7 +67,7 @@ struct SimulationSetup {
       memory.reserve_bytes = 4 * most + 1024 * memory.chunk_bytes;
       status = dtr_pool_create(&memory, &pool);
     }
-    raise(status);
+    check_status(status);
     try {
       dtr_engine_options settings{};
       settings.heuristic = options.common.heuristic;
@@ -83,10 +83,10 @@ struct SimulationSetup {
       settings.dealloc = kDeallocNames[options.common.dealloc];
       settings.tiny_bytes = DTR_TINY_BYTES;
       settings.replay_ns = options.replay_ns;
-      raise(dtr_engine_create(&settings, &engine));
+      check_status(dtr_engine_create(&settings, &engine));
       // Its tensors are ours alone.
       sim = make_handle<dtr_sim>(std::make_unique<SimulatedFramework>(engine, false));
-      raise(dtr_engine_add_pool(engine, kDevice, kIndex, pool));
+      check_status(dtr_engine_add_pool(engine, kDevice, kIndex, pool));
     } catch (...) {
       close();
       throw;
@@ -104,11 +104,11 @@ struct SimulationSetup {
 
   // StateError if something is left that should not be.
   void close() {
-    if (sim) raise(dtr_sim_destroy(sim));
+    if (sim) check_status(dtr_sim_destroy(sim));
     sim = nullptr;
-    if (engine) raise(dtr_engine_destroy(engine));
+    if (engine) check_status(dtr_engine_destroy(engine));
     engine = nullptr;
-    if (pool) raise(dtr_pool_destroy(pool));
+    if (pool) check_status(dtr_pool_destroy(pool));
     pool = nullptr;
   }
 
@@ -118,10 +118,6 @@ struct SimulationSetup {
 
   // The unit in which the host driver maps.
   static uint64_t page_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
-
-  static void raise(int32_t status) {
-    if (status != DTR_OK) throw_status(status, dtr_last_error());
-  }
 
   dtr_pool* pool = nullptr;
   dtr_engine* engine = nullptr;
