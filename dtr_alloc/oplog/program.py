@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import get_args
 
 from dtr_alloc import bounded
 from dtr_alloc.bounded import shown
@@ -105,12 +103,6 @@ class Program:
     """Operator k's entries are workspace[workspace_at[k]:workspace_at[k + 1]]; empty if the log
     does not say."""
 
-    counts: dict[str, int] = field(default_factory=dict)
-    """The number of lines of each instruction after START, dropped ones included."""
-
-    unknown_releases: int = 0
-    """RELEASE lines of undefined names."""
-
     recorded: bool = False
     """Whether dtr_alloc recorded it: the engine then decides as it did in the job."""
 
@@ -145,7 +137,6 @@ class _Compiler:
         self.ids: dict[str, int] = {}
         self.released = bytearray()  # by name: 1 once it was, until it stands for something new
         self.operator_ids: dict[str, int] = {}
-        self.counts: Counter[type] = Counter()
         self.bytes = self.time = self.edges = self.place = 0
         self.place_ids = {self.program.places[0]: 0}
 
@@ -153,10 +144,9 @@ class _Compiler:
         return self.reader.error(reason)
 
     def next(self, after: str) -> Instruction:
-        for instruction in self.instructions:
-            self.counts[type(instruction)] += 1
-            return instruction
-        raise self.error(f"the log ends after {after}")
+        if (instruction := next(self.instructions, None)) is None:
+            raise self.error(f"the log ends after {after}")
+        return instruction
 
     def define(self, name: str) -> int:
         index = self.ids.setdefault(name, len(self.ids))
@@ -202,14 +192,12 @@ class _Compiler:
 
     def run(self) -> Program:
         code = self.program.code
-        ids, released, counts = self.ids, self.released, self.counts
+        ids, released = self.ids, self.released
         for line in self.instructions:
-            counts[type(line)] += 1
             # In the order of how often they occur.
             if isinstance(line, Release):
                 name = ids.get(line.name)
                 if name is None:
-                    self.program.unknown_releases += 1
                     continue
                 if released[name]:
                     raise self.error(f"{shown(line.name)} is released twice")
@@ -241,8 +229,6 @@ class _Compiler:
             else:
                 raise self.error(f"{_show(line)} follows no CALL or CONSTANT that it belongs to")
         self.program.recorded = self.reader.recorded
-        kinds = get_args(Instruction)
-        self.program.counts = {kind.__struct_config__.tag: counts[kind] for kind in kinds}
         return self.program
 
     def call(self, line: Call, trace: Names) -> None:
