@@ -12,10 +12,7 @@ from toy import (
     MUTATE,
     PAGE,
     WORDS,
-    Failure,
     Toy,
-    assert_no_locks,
-    fail_once,
     line,
     release,
 )
@@ -48,47 +45,6 @@ class TestFailure:
         assert toy.evict(pinned)
         toy.pool.set_budget(least)
         toy.one("large", y, words=5 * WORDS).release()
-
-    def test_making_room_within_a_step_settles_nothing_that_the_step_overwrites(self, make_toy):
-        """Found by the model: the old version that a step was about to overwrite became a
-        constant, so that what else depended on it was lost."""
-        toy = make_toy(pages=8)
-        x, y, early = line(toy, "f", "g")
-        wide = toy.one("pop_", (y, MUTATE), words=4 * WORDS)
-        for tensor in (early, wide, y):
-            assert toy.evict(tensor)
-        x.release()
-        assert toy.stats().kept_constant_bytes == PAGE
-        obstacle = toy.unseen(3 * WORDS)
-        with pytest.raises(OutOfMemory):
-            toy.materialize(y)
-        toy.verify()
-        obstacle.release()
-        for tensor in (y, early, wide):
-            assert toy.content(tensor) == tensor.expected()
-            toy.verify()
-
-    @pytest.mark.parametrize("failing", range(4))
-    def test_a_closure_that_fails_amid_a_rematerialization_leaves_everything_usable(
-        self, toy, failing
-    ):
-        x = toy.unseen(WORDS)
-        hooks = [fail_once() if i == failing else lambda operator: None for i in range(4)]
-        a = toy.one("a", x, fails=hooks[0])
-        b = toy.one("b", a, fails=hooks[1])
-        early = toy.one("early", b)
-        toy.run("add_", (b, MUTATE), a, fails=hooks[2])
-        c = toy.one("c", b, fails=hooks[3])
-        release(a, b)
-        assert toy.evict(c)
-        assert toy.evict(early)
-        with pytest.raises(Failure):
-            toy.materialize(c)
-        toy.verify()
-        assert c.evicted
-        for tensor in (c, early, c):
-            assert toy.content(tensor) == tensor.expected()
-            assert_no_locks(toy, tensor)
 
     def test_a_recomputation_of_another_size_is_a_loud_error(self, toy):
         _, y = line(toy, "f")

@@ -88,25 +88,6 @@ class TestSeveralResults:
         assert toy.content(parts[1]) == parts[1].expected()
         assert toy.pool.stats().live_blocks == 2
 
-    @pytest.mark.parametrize("next_version_lives", [True, False])
-    def test_an_old_version_that_a_step_overwrote_is_not_taken_for_whole(
-        self, toy, next_version_lives
-    ):
-        """Found by the model: only the second result of an overwriting operator comes back, and
-        then another dependent of the old version."""
-        _, y, early = line(toy, "f", "g")
-        second = toy.one("pop_", (y, MUTATE))
-        both = toy.one("join", second, early)
-        assert toy.evict(early)
-        assert toy.evict(second)
-        assert toy.evict(both)
-        if not next_version_lives:
-            y.release()
-        release(early, second)
-        assert toy.content(both) == both.expected()
-        toy.verify()
-        assert both.comes_back()
-
 
 class TestHistory:
     def test_more_operators_than_the_limit_settle_the_oldest(self, make_toy):

@@ -633,18 +633,6 @@ def fail(operator: Operator) -> None:
     raise Failure(operator.name)
 
 
-def fail_once() -> Callable[[Operator], None]:
-    """A hook that fails the second run of an operator."""
-    runs = []
-
-    def hook(operator: Operator) -> None:
-        runs.append(operator)
-        if len(runs) == 2:
-            raise Failure(operator.name)
-
-    return hook
-
-
 def line(toy: Toy, *names: str, words: int = WORDS) -> list[Tensor]:
     """A constant, and what each operator makes of what stands before."""
     made = [toy.unseen(words)]
@@ -662,10 +650,3 @@ def chain(toy: Toy, first: Tensor, length: int, words: int = WORDS) -> Tensor:
             last.release()
         last = following
     return last
-
-
-def assert_no_locks(toy: Toy, *tensors: Tensor) -> None:
-    """Each of the tensors, resident and recomputable, can be evicted now."""
-    for tensor in tensors:
-        toy.materialize(tensor)
-        assert toy.evict(tensor)
