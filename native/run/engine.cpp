@@ -257,10 +257,12 @@ void* Engine::allocate_workspace(uint8_t device_type, int8_t device_index, uint6
   if (!address) dtr_pool_try_allocate(pool, size_bytes, stream, &address);
   if (!address && could_have_room(pool, size_bytes))
     dtr_pool_allocate_hinted(pool, size_bytes, stream, DTR_HINT_WORKSPACE, &address);
-  if (address)
+  if (address) {
+    rest_.allocated(pool, size_bytes);
     op_log_.allocated(address, size_bytes);
-  else
-    *beyond = dtr_pool_allocate_beyond(pool, size_bytes, stream, &address) == DTR_OK ? 1 : 0;
+    return address;
+  }
+  *beyond = dtr_pool_allocate_beyond(pool, size_bytes, stream, &address) == DTR_OK ? 1 : 0;
   return address;
 }
 
