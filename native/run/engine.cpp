@@ -121,6 +121,7 @@ std::string Engine::slowness() const {
 
 // Where the marginal cost is far too low, the way of the DTR paper takes over: e*, plain staleness, and
 // single victims, as the members of a window would come back more than once, too.
+// Before the job would end, dtr-full takes over as it is published, with all that has died let go.
 // A job that has become so slow that it had better end is told so, once (thrash_guard.h).
 void Engine::look_at_repeats(Transaction& call) {
   const dtr_engine_stats& stats = environment_.stats;
@@ -137,7 +138,16 @@ void Engine::look_at_repeats(Transaction& call) {
     repeat_rate_.take_over();
     guard_.forgive();
   }
-  if (!guard_.note(lately, tuner_ ? tuner_->step_ns() : 0)) return;
+  const bool warns = guard_.note(lately, tuner_ ? tuner_->step_ns() : 0);
+  if (guard_.is_over() && repeat_rate_.has_taken_over() && dead_.policy() != Dealloc::eager) {
+    options_.heuristic.foresight = 0;
+    options_.dealloc = kDeallocNames[static_cast<size_t>(Dealloc::eager)];
+    dead_.configure();
+    rescore();
+    repeat_rate_.take_over();
+    guard_.forgive();
+  }
+  if (!warns) return;
   std::fprintf(stderr, "%s %s\n", slowness().c_str(), advice(call, nullptr).c_str());
 }
 

@@ -1,10 +1,11 @@
 """What goes first, and what is preempted, where memory is short. They need the native build, no
 PyTorch."""
 
+import itertools
 from pathlib import Path
 
 import pytest
-from native_pool import lib
+from native_pool import OutOfMemory, lib
 from programs import Model
 from toy import WORDS, line
 
@@ -61,6 +62,32 @@ class TestUnneededStorages:
         toy.materialize(z)
         assert toy.recomputed == ["f", "o", "g", "h"]
         toy.verify()
+
+
+def test_before_a_job_ends_dtr_full_has_its_turn_as_it_is_published(make_toy):
+    """What has died goes at once then, though something evicted would begin with it."""
+    toy = make_toy(
+        pages=8, heuristic="marginal", dealloc="lazy", thrash=2, price=lambda operator: 10_000_000
+    )
+    chain = line(toy, *(f"f{i}" for i in range(30)))
+    goes_at_once = []
+
+    def work():
+        for i in itertools.count():
+            toy.materialize(chain[i * 7 % 30])
+            dead = toy.one("g", chain[i * 7 % 30])
+            child = toy.one("h", dead)
+            assert toy.evict(child)
+            before = toy.pool.stats().allocated_bytes
+            dead.release()
+            goes_at_once.append(toy.pool.stats().allocated_bytes < before)
+            child.release()
+
+    with pytest.raises(OutOfMemory, match="the budget is too small"):
+        work()
+    turn = goes_at_once.index(True)
+    assert turn > 0
+    assert all(goes_at_once[turn:])
 
 
 def two_inputs(a_temporary, b_temporary):
