@@ -1,6 +1,7 @@
 """The parts of the site that come from the code. A page names them in a line of its own:
 ``<!-- settings -->``, ``<!-- headers -->``, ``<!-- rules -->``, ``<!-- peers -->``,
-``<!-- conformance -->``, ``<!-- frameworks -->`` and ``<!-- suggest -->`` (of results),
+``<!-- conformance -->``, ``<!-- frameworks -->``, ``<!-- foreign -->`` and ``<!-- suggest -->``
+(of results),
 ``<!-- changes -->``, or ``<!-- picture NAME.svg -->``. A notebook is a page like others, with the
 outputs that it holds."""
 
@@ -15,11 +16,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = ROOT / "build/pictures"
 
-_MARK = re.compile(
-    r"^<!-- (settings|headers|rules|peers|conformance|frameworks|suggest|changes|picture)"
-    r" ?([\w.-]*) -->$",
-    re.MULTILINE,
-)
+_MARK = re.compile(r"^<!-- (\w+) ?([\w.-]*) -->$", re.MULTILINE)
 _RULE = re.compile(r"//\s+(?P<number>[A-Z][0-9]{1,2})\s\s?(?P<text>[^\s.:,)].*)")
 _MORE = re.compile(r"//\s{3,}(?P<text>\S.*)")
 
