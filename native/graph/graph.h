@@ -38,7 +38,7 @@ class Recycler {
     // The next one but one, and what the next one, which is there by now, refers to.
     const size_t left = spare_.size();
     if (left >= 1) fetch_buffers(spare_[left - 1]);
-    if (left >= 2) fetch(spare_[left - 2], (sizeof(T) + 63) / 64);
+    if (left >= 2) fetch_all(spare_[left - 2]);
     return object;
   }
   void put(T* object) {

@@ -10,6 +10,7 @@ namespace dtr {
 namespace {
 
 constexpr uint64_t kContext = 8;       // operators
+constexpr uint64_t kFew = 64;          // operators
 constexpr uint64_t kBlock = 64;        // operators
 constexpr uint64_t kSlots = 1 << 14;   // of contexts
 constexpr uint64_t kMostLooks = 2048;  // at operators of the same context
@@ -87,7 +88,7 @@ void StepDetector::for_each_lag(Takes&& takes) const {
   if (ran_.size() < 2) return;
   const uint64_t end = swings_from();
   const auto live_bytes = static_cast<double>(op(last() - 1).live_bytes);
-  const bool are_few = ran_.size() <= kBlock;
+  const bool are_few = ran_.size() <= kFew;
   const auto is_same = [&](const Ran& a, const Ran& b) {
     return are_few ? a.signature == b.signature : a.context == b.context;
   };

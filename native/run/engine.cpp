@@ -134,21 +134,24 @@ void Engine::look_at_repeats(Transaction& call) {
     options_.heuristic.cost = DTR_COST_NEIGHBORHOOD;
     options_.heuristic.staleness_exponent = 1;
     options_.room = DTR_ROOM_SINGLE;
-    rescore();
-    repeat_rate_.take_over();
-    guard_.forgive();
+    take_over();
   }
   const bool warns = guard_.note(lately, tuner_ ? tuner_->step_ns() : 0);
   if (guard_.is_over() && repeat_rate_.has_taken_over() && dead_.policy() != Dealloc::eager) {
     options_.heuristic.foresight = 0;
     options_.dealloc = kDeallocNames[static_cast<size_t>(Dealloc::eager)];
     dead_.configure();
-    rescore();
-    repeat_rate_.take_over();
-    guard_.forgive();
+    take_over();
   }
   if (!warns) return;
   std::fprintf(stderr, "%s %s\n", slowness().c_str(), advice(call, nullptr).c_str());
+}
+
+// The options have a heuristic that takes over: the guard counts from here.
+void Engine::take_over() {
+  rescore();
+  repeat_rate_.take_over();
+  guard_.forgive();
 }
 
 // Under the mutex.

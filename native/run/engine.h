@@ -193,6 +193,7 @@ class Engine final {
   std::string advice(Transaction& call, const Shortage* at);
   std::string slowness() const;
   void look_at_repeats(Transaction& call);
+  void take_over();
   void rest_if_steady(Transaction& call);
 
   mutable EngineMutex mutex_;
