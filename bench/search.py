@@ -27,9 +27,11 @@ from itertools import product
 from typing import Any
 
 import click
+from dtr_alloc._lab import ffi
+from dtr_alloc._lab import lib as toys
 
 from bench import results
-from dtr_alloc.core import check, ffi, lib
+from dtr_alloc.core import check, lib
 from dtr_alloc.simulation import presets
 
 SIZES = (1_000, 10_000)
@@ -67,7 +69,6 @@ class SimulatedJob:
         self.random = random.Random(seed)
         self.timing = Timing()
         self.measuring = False
-        self.closures: dict[int, int] = {}
         driver = ffi.new("char[]", b"simulated")
         pool_options = ffi.new("dtr_pool_options *", [driver, 0, budget, 0, 0, 0, 0, 0, fixed])
         self.pool = self._created(lib.dtr_pool_create, "dtr_pool **", pool_options)
@@ -79,13 +80,15 @@ class SimulatedJob:
         for name, value in options.items():
             setattr(engine_options, name, value)
         self.engine = self._created(lib.dtr_engine_create, "dtr_engine **", engine_options)
-        self.sim = self._created(lib.dtr_sim_create, "dtr_sim **", self.engine)
+        check(lib.dtr_engine_connect(self.engine, toys.dtr_toy_table()))
+        self.core = ffi.cast("const dtr_core *", lib.dtr_engine_core(self.engine))
+        self.framework = toys.dtr_toy_create(self.core)
         check(lib.dtr_engine_add_pool(self.engine, 0, -1, self.pool))
-        self.frame = self._created(lib.dtr_frame_create, "dtr_frame **", self.engine)
+        self.frame = self._created(self.core.frame_create, "dtr_frame **", self.core.engine)
         self._stats = ffi.new("dtr_engine_stats *")
-        self._out = ffi.new("dtr_sim_tensor **")
-        self._sizes = ffi.new("int64_t[1]")
-        self._dropped = ffi.new("int64_t[]", 4096)
+        self._out = ffi.new("dtr_toy_tensor **")
+        self._message = ffi.new("const char **")
+        self._dropped = ffi.new("void *[]", 4096)
 
     @staticmethod
     def _created(create: Any, ctype: str, argument: Any) -> Any:
@@ -99,12 +102,11 @@ class SimulatedJob:
 
     def tensor(self, size_bytes: int) -> Any:
         """A new tensor; a search that it needs is timed."""
-        self._sizes[0] = size_bytes
         if not self.measuring:
-            return self._tensor()
+            return self._tensor(size_bytes)
         stats = self.stats()
         searches, nanoseconds, evaluated = stats.searches, stats.search_ns, stats.evaluations
-        made = self._tensor()
+        made = self._tensor(size_bytes)
         stats = self.stats()
         if count := stats.searches - searches:
             self.timing.microseconds.append((stats.search_ns - nanoseconds) / count / 1000)
@@ -112,32 +114,29 @@ class SimulatedJob:
             self.timing.evaluations.append((stats.evaluations - evaluated) / count)
         return made
 
-    def _tensor(self) -> Any:
-        sizes, out = self._sizes, self._out
-        check(lib.dtr_sim_make_tensor(self.sim, 0, -1, 0, INT8, 1, sizes, ffi.NULL, out))
+    def _tensor(self, size_bytes: int) -> Any:
+        out, message = self._out, self._message
+        if toys.dtr_toy_make(self.framework, 0, -1, 0, INT8, size_bytes, out, message):
+            raise MemoryError(ffi.string(message[0]).decode())
         return out[0]
 
     def run(self, size_bytes: int, *inputs: Any) -> Any:
         """One operator with one result."""
-        buffer = lib.dtr_frame_buffer(self.frame, len(inputs) + 1)
+        buffer = self.core.frame_buffer(self.frame, len(inputs) + 1)
         for i, tensor in enumerate(inputs):
             buffer[i] = int(ffi.cast("intptr_t", tensor))
-        need = lib.dtr_op_begin(self.frame, len(inputs), lib.DTR_OP_RECOMPUTABLE, 1)
+        need = self.core.op_begin(self.frame, len(inputs), lib.DTR_OP_RECOMPUTABLE, 1)
         if need < 0:
             check(-need)
-        if need & lib.DTR_HAS_DROPPED:
-            while count := lib.dtr_engine_drain_dropped(self.engine, self._dropped, 4096):
-                for op_id in ffi.unpack(self._dropped, count):
-                    self.closures.pop(op_id, None)
         if need & lib.DTR_NEED_WORK:
-            while lib.dtr_op_prepare(self.frame):
+            while self.core.op_prepare(self.frame):
                 self._rematerialize()
         made = self.tensor(size_bytes)
-        lib.dtr_frame_buffer(self.frame, 1)[0] = int(ffi.cast("intptr_t", made))
-        op_id = lib.dtr_op_end(self.frame, 1, lib.DTR_OP_RECOMPUTABLE, self._cost_ns())
+        self.core.frame_buffer(self.frame, 1)[0] = int(ffi.cast("intptr_t", made))
+        closure = ffi.cast("void *", size_bytes)
+        op_id = self.core.op_end(self.frame, 1, lib.DTR_OP_RECOMPUTABLE, self._cost_ns(), closure)
         if op_id < 0:
             check(-op_id)
-        self.closures[op_id] = size_bytes
         return made
 
     def _cost_ns(self) -> int:
@@ -145,26 +144,28 @@ class SimulatedJob:
         return int(1000 * 2 ** self.random.uniform(0, 4))
 
     def _rematerialize(self) -> None:
-        while op_id := lib.dtr_remat_next(self.frame):
+        while op_id := self.core.remat_next(self.frame):
             if op_id < 0:
                 check(-op_id)
-            step = lib.dtr_frame_step(self.frame, 0)
+            step = self.core.frame_step(self.frame, 0)
             tensors = step[1 + 2 * step[0]]
-            made = self.tensor(self.closures[op_id])
-            step = lib.dtr_frame_step(self.frame, tensors + 1)
+            made = self.tensor(int(ffi.cast("intptr_t", self.core.step_closure(self.frame))))
+            step = self.core.frame_step(self.frame, tensors + 1)
             step[0:tensors] = [0] * tensors  # no argument was overwritten
             step[tensors] = int(ffi.cast("intptr_t", made))
-            status = lib.dtr_remat_commit(self.frame, tensors, 1)
-            lib.dtr_sim_release_tensor(made)
+            status = self.core.remat_commit(self.frame, tensors, 1)
+            toys.dtr_toy_release(made)
             if status < 0:
                 check(-status)
 
     def close(self, tensors: list[Any]) -> None:
         # The last first: dead results that wait for the next one would change sides with each.
         for tensor in reversed(tensors):
-            lib.dtr_sim_release_tensor(tensor)
-        lib.dtr_frame_destroy(self.frame)
-        check(lib.dtr_sim_destroy(self.sim))
+            toys.dtr_toy_release(tensor)
+        self.core.frame_destroy(self.frame)
+        while toys.dtr_toy_dropped(self._dropped, len(self._dropped)):
+            pass  # they are numbers
+        toys.dtr_toy_destroy(self.framework)
         check(lib.dtr_engine_destroy(self.engine))
         check(lib.dtr_pool_destroy(self.pool))
 
@@ -191,7 +192,7 @@ def measure(
         if job.stats().rematerializations > MOST_REPEATS:
             break  # it thrashes: enough was seen
         newer = job.run(16 * KIB, gradient, saved[sizes.randrange(length)])
-        lib.dtr_sim_release_tensor(gradient)
+        toys.dtr_toy_release(gradient)
         gradient = newer
     stats, timing = job.stats(), job.timing
     row = {

@@ -54,7 +54,10 @@ def sources() -> list[str]:
 
 def lab_sources() -> list[str]:
     """Those of the laboratory, with the few of the core that it needs: it shares no state."""
-    shared = ("allocator/errors.cpp", "native/base/error.cpp", "native/simulate/program.cpp")
+    shared = (
+        *("allocator/errors.cpp", "native/base/error.cpp", "native/simulate/program.cpp"),
+        "native/simulate/simulated_framework.cpp",
+    )
     return [*shared, *sorted(str(path.relative_to(ROOT)) for path in LAB.glob("*.cpp"))]
 
 
@@ -123,5 +126,9 @@ def extension(name: str, header: str, declared: str, sources: list[str], *shared
 
 ffibuilder = extension("dtr_alloc._core", "dtr_alloc.h", declarations(), sources())
 lab = extension(
-    "dtr_alloc._lab", "lab/dtr_lab.h", declared(LAB / "dtr_lab.h"), lab_sources(), ffibuilder
+    "dtr_alloc._lab",
+    "lab/dtr_lab.h",
+    declared(HEADERS / "dtr" / "framework.h") + declared(LAB / "dtr_lab.h"),
+    lab_sources(),
+    ffibuilder,
 )

@@ -42,7 +42,7 @@ class Recording:
         pools: recorded as devices 0, 1, ...
         path: the file; the folders above it are made.
         mode: ``light`` or ``budget``, for the meta.
-        name_of: the operator of a key of dtr_op_begin, "" if unknown.
+        name_of: the operator of a key of op_begin, "" if unknown.
         only_at_oom: whether the file is written when a request fails, with the last events.
         site_of: the call site of a number of dtr_place, "" if unknown; names of events have it.
 

@@ -14,8 +14,6 @@ constexpr Name kNames[] = {{"nothing", ""},
                            {"dtr_pool", "dtr_pool_create"},
                            {"dtr_event_log", "dtr_event_log_create"},
                            {"dtr_engine", "dtr_engine_create"},
-                           {"dtr_frame", "dtr_frame_create"},
-                           {"dtr_sim", "dtr_sim_create"},
                            {"dtr_simulation", "dtr_simulate_runtime"},
                            {"dtr_fragment_events", "dtr_fragment_load"},
                            {"dtr_fragment_run", "dtr_fragment_run_model"},
@@ -74,7 +72,7 @@ void take_handle(uint64_t handle, Kind kind) {
     revive(handle);
     throw StateError("the " + std::string(name_of(kind).type) + " is in use by " +
                      std::to_string(users) +
-                     " others (captures, frames, frameworks, engines); end or destroy them first");
+                     " others (captures, engines); end or destroy them first");
   }
 }
 

@@ -26,9 +26,7 @@ namespace dtr {
 
 class AnyPool;
 class Engine;
-class SimulatedFramework;
 struct DrainedLog;
-struct OwnedFrame;
 struct Simulation;
 namespace fragment {
 class Events;
@@ -41,8 +39,6 @@ enum class Kind : uint8_t {
   pool,
   event_log,
   engine,
-  frame,
-  sim,
   simulation,
   fragment_events,
   fragment_run,
@@ -64,10 +60,6 @@ template <>
 struct HandleOf<dtr_event_log> : Handled<Kind::event_log, DrainedLog> {};
 template <>
 struct HandleOf<dtr_engine> : Handled<Kind::engine, Engine> {};
-template <>
-struct HandleOf<dtr_frame> : Handled<Kind::frame, OwnedFrame> {};
-template <>
-struct HandleOf<dtr_sim> : Handled<Kind::sim, SimulatedFramework> {};
 template <>
 struct HandleOf<dtr_simulation> : Handled<Kind::simulation, Simulation> {};
 template <>

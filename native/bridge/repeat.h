@@ -75,7 +75,7 @@ class Beside {
   std::vector<std::pair<at::Tensor, at::Tensor>> saved_;
 };
 
-// Uses of tensors in the description of a step (dtr/ops.h, dtr_remat_next).
+// Uses of tensors in the description of a step (dtr/framework.h, remat_next).
 enum class StepUse : int64_t { by_value = 5 };
 
 class Repeater {
@@ -258,7 +258,7 @@ class Repeater {
          (closure.rule() ? closure.rule()->name() : "an operator of Python") + ": " + message);
   }
 
-  // The argument tensors of a step, from its description (layout: dtr_remat_next). Undefined
+  // The argument tensors of a step, from its description (layout: remat_next). Undefined
   // where the closure has the value.
   std::vector<at::Tensor> rebuild() {
     const int64_t* at = core->frame_step(frame_, 0);

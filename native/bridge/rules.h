@@ -52,7 +52,7 @@ struct TensorArgument {
 
 struct Rule {
   c10::OperatorHandle op;
-  uint64_t key = 0;     // dtr_op_begin's op_key
+  uint64_t key = 0;     // op_begin's op_key
   int32_t number = 0;   // its place in Python's list of rules; the op log's name for it
   bool passes = false;  // needs no data and changes none: nobody records it
   bool looks = false;   // reads tensors, and makes and changes none

@@ -256,7 +256,8 @@ class OpenOp {
 
   // results: how many of the numbers were put. Whether the record took the thread's spare closure.
   bool end(uint32_t results) {
-    const int64_t id = core->op_end(thread_.frame(), results, flags_, thread_.spare());
+    constexpr int64_t kMeasured = -1;
+    const int64_t id = core->op_end(thread_.frame(), results, flags_, kMeasured, thread_.spare());
     if (id > 0) thread_.given_away();
     if (id < 0) fail_with_last_error(static_cast<int32_t>(-id));
     open_ = false;

@@ -13,7 +13,7 @@
 //      memory on a device that is shared with others (DLPack): nothing tells of their writes,
 //      as the checksum does on the CPU.
 //
-// Nor is anything live evicted while everything is brought back (dtr_remat_want_any): the first
+// Nor is anything live evicted while everything is brought back (remat_want_any): the first
 // contents back would go for the next, without an end, wherever not all of them fit. Then the
 // request for memory fails.
 #pragma once

@@ -2,7 +2,7 @@
  *
  * The headers below are the manual, one for each subject. cffi reads what stands between their two
  * CFFI marks: plain C declarations without preprocessor lines. dtr/framework.h, the tables between
- * the engine and a tensor framework, is not read by cffi and not included here.
+ * the engine and a tensor framework, is not included here; the laboratory reads it.
  *
  * Names
  *   Every function and type begins with dtr_. Units stand last: size_bytes, cost_ns.
@@ -35,8 +35,7 @@
  *
  * Handles
  *   The opaque types (dtr_pool, dtr_engine, ...) are handles: numbers, and none is given twice.
- *   Only a dtr_sim_tensor is an address, which another tensor may have later. Each other void * is
- *   an address of memory, or an object of the framework.
+ *   Each void * is an address of memory, or an object of the framework.
  */
 #ifndef DTR_ALLOC_H
 #define DTR_ALLOC_H
@@ -51,6 +50,5 @@
 #include "dtr/simulate.h"
 #include "dtr/status.h"
 #include "dtr/storage.h"
-#include "dtr/toy.h"
 
 #endif

@@ -1,14 +1,16 @@
-/* dtr_lab.h: the semantics of simrd, the simulator of the DTR paper, and a search for schedules.
+/* dtr_lab.h: the semantics of simrd, the simulator of the DTR paper, a search for schedules, and a
+ * framework for tests.
  *
  * They are a library of their own, dtr_alloc._lab, which only a checkout builds: tests and studies
- * load it, and no wheel has it. It shares the types of dtr/simulate.h with the core, and no state.
- * A function returns a status; dtr_lab_error() has the message. Any thread may call.
+ * load it, and no wheel has it. It shares types with the core, and no state. A function returns a
+ * status; dtr_lab_error() has the message. Any thread may call.
  */
 #ifndef DTR_LAB_H
 #define DTR_LAB_H
 
 #include <stdint.h>
 
+#include "dtr/framework.h"
 #include "dtr_alloc.h"
 
 #ifdef __cplusplus
@@ -78,6 +80,56 @@ void dtr_lab_free(void* given);
 
 /* The message of the last failed call of this library on this thread. */
 const char* dtr_lab_error(void);
+
+/* A tensor framework for tests and benches, over the simulated one (simulate/simulated_framework.h): a
+ * storage has one block of memory, and tensors look at ranges of it. Nothing of its arguments is
+ * checked. Connect its table to an engine (dtr_engine_connect), then make it with the core's. At the
+ * end release all tensors, let the engine forget the rest (dtr_engine_reset), destroy the framework,
+ * then the engine. Functions that allocate return a status, and *message is that of
+ * dtr_core.allocate. scalar_type: 4, int64; anything else: bytes. Offsets and sizes are in elements.
+ * Owner: the caller owns each tensor, which holds one strong reference to its storage. The last one
+ * gives the memory back to the core, as PyTorch's would.
+ * Threads: any, but one at a time releases or changes the same tensor. */
+typedef struct dtr_toy dtr_toy;
+typedef struct dtr_toy_tensor dtr_toy_tensor;
+
+const dtr_framework* dtr_toy_table(void);
+dtr_toy* dtr_toy_create(const dtr_core* core);
+
+/* Frees the framework if it has neither tensors nor storages that the engine refers to; returns how
+ * many it has. */
+uint64_t dtr_toy_destroy(dtr_toy* toy);
+
+/* Sets the stream of this thread's work on all devices but the CPU; 0 at first. */
+void dtr_toy_use_stream(uint64_t stream);
+
+/* Makes a tensor over new memory of undefined content, for work on stream; may evict. */
+int32_t dtr_toy_make(dtr_toy* toy, int32_t device_type, int32_t device_index, uint64_t stream,
+                     int32_t scalar_type, int64_t elements, dtr_toy_tensor** out,
+                     const char** message);
+
+/* Makes a further tensor over a storage, evicted or not. NULL: it is dead. */
+dtr_toy_tensor* dtr_toy_over(void* handle, int32_t scalar_type, int64_t offset, int64_t elements);
+
+/* Makes a tensor over memory of the caller, which outlives the storage. */
+dtr_toy_tensor* dtr_toy_from(dtr_toy* toy, int32_t device_type, int32_t device_index, void* address,
+                             int32_t scalar_type, int64_t elements);
+
+/* Gives the tensor's storage new memory of undefined content and frees the old, past the recorder
+ * (as PyTorch's set_data, or resize_ to nothing and back). */
+int32_t dtr_toy_replace_memory(dtr_toy_tensor* tensor, uint64_t stream, const char** message);
+
+void dtr_toy_release(dtr_toy_tensor* tensor);
+
+/* The tensor's storage; the address of its first element, NULL if it is evicted or empty; and the
+ * size of a handle's storage. */
+void* dtr_toy_handle(const dtr_toy_tensor* tensor);
+void* dtr_toy_data(const dtr_toy_tensor* tensor);
+uint64_t dtr_toy_storage_bytes(const void* handle);
+
+/* Moves out up to capacity closures that nothing needs any more, of all engines that are connected to
+ * the table, and returns how many. */
+uint64_t dtr_toy_dropped(void** closures, uint64_t capacity);
 
 /* CFFI END */
 

@@ -7,12 +7,8 @@ namespace dtr {
 
 namespace {
 
-constexpr int64_t kMeasured = -1;  // the cost of an op: what the clock says
-
 Engine* engine_of(void* engine) { return static_cast<Engine*>(engine); }
 
-// The bridge's frames are no handles, and nothing of them is checked: these are the steps of every
-// operator.
 struct BridgeFrame : Frame {
   explicit BridgeFrame(Engine& of) : engine(of) {}
   Engine& engine;
@@ -97,9 +93,10 @@ void add_operators(dtr_core& table) {
   table.op_reads = [](dtr_frame* frame, const void* tensor) {
     return int_on(frame, [&](Engine& engine, Frame& of) { return engine.op_reads(of, tensor); });
   };
-  table.op_end = [](dtr_frame* frame, uint32_t results, uint32_t flags, void* closure) {
+  table.op_end = [](dtr_frame* frame, uint32_t results, uint32_t flags, int64_t cost_ns,
+                    void* closure) {
     return on(frame, [&](Engine& engine, Frame& of) {
-      return engine.op_end(of, results, flags, kMeasured, closure);
+      return engine.op_end(of, results, flags, cost_ns, closure);
     });
   };
   table.op_abort = [](dtr_frame* frame, int32_t started) {
@@ -108,10 +105,7 @@ void add_operators(dtr_core& table) {
   table.op_begins_at_rest = [](dtr_engine* engine) -> int32_t {
     return engine_of(engine)->op_begins_at_rest();
   };
-  table.op_ended_at_rest = [](dtr_engine* engine) -> int32_t {
-    engine_of(engine)->op_ended_at_rest();
-    return DTR_OK;
-  };
+  table.op_ended_at_rest = [](dtr_engine* engine) { engine_of(engine)->op_ended_at_rest(); };
   table.remat_next = [](dtr_frame* frame) {
     return on(frame, [](Engine& engine, Frame& of) { return engine.remat_next(of); });
   };

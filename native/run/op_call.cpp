@@ -36,7 +36,7 @@ void Engine::start(Frame& frame, Transaction& call) {
 }
 
 int32_t Engine::op_begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
-  if (frame.open) throw StateError("dtr_op_begin: the frame's last op has not ended");
+  if (frame.open) throw StateError("op_begin: the frame's last op has not ended");
   Transaction call(*this);
   keep_spare(tensors);
   // Now and not when the step before ended: what it made may have been dropped since.
@@ -61,7 +61,7 @@ int32_t Engine::op_reads(Frame& frame, const void* tensor) {
 
 int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t cost_ns,
                        void* closure) {
-  if (!frame.open) throw StateError("dtr_op_end: no op was begun");
+  if (!frame.open) throw StateError("op_end: no op was begun");
   const PlanFollower::Running ran = PlanFollower::running_of_thread();
   OpRecorder::stop(frame, cost_ns < 0);
   Transaction call(*this);
@@ -165,7 +165,7 @@ int64_t Engine::remat_next(Frame& frame) {
 }
 
 void Engine::remat_commit(Frame& frame, uint32_t tensors, uint32_t results) {
-  if (!frame.remat.step_open) throw StateError("dtr_remat_commit: no step is in progress");
+  if (!frame.remat.step_open) throw StateError("remat_commit: no step is in progress");
   const PlanFollower::Running ran = PlanFollower::running_of_thread();
   Transaction call(*this);
   std::vector<Rematerializer::Held> held = rematerializer_.hold(frame.remat);

@@ -8,8 +8,6 @@ namespace dtr {
 
 namespace {
 
-constexpr uint64_t kManyDropped = 64;
-
 // A storage with so many ops behind it has its history weighed against its size; if the
 // size wins, one a few ops further on is looked at: the more of them, the more records the
 // look had to count, for else a long history is counted again and again. (An odd number, so
@@ -56,7 +54,6 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
   frame.inputs.resize(tensors);
   describe_inputs(frame);
   int32_t need = captures ? DTR_GRAPH_IS_CAPTURED : 0;
-  if (parts_.lifecycle.dropped_ops() >= kManyDropped) need |= DTR_HAS_DROPPED;
   for (size_t i = 0; i < frame.inputs.size(); ++i) {
     Input& input = frame.inputs[i];
     const Use declared = input.use;

@@ -127,7 +127,7 @@ void Rematerializer::hold_refused(Rematerialization& remat) const {
   remat.refused.clear();
 }
 
-// Writes the step to remat.step, in the layout of dtr_remat_next().
+// Writes the step to remat.step, in the layout of remat_next().
 void Rematerializer::describe(Rematerialization& remat, Op* op) {
   remat.step.clear();
   remat.consumed.clear();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <limits>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -15,7 +16,7 @@
 #include "fragmentation.h"
 #include "policy/move_price.h"
 #include "run/engine.h"
-#include "toy/simulated_framework.h"
+#include "simulated_framework.h"
 
 namespace dtr {
 
@@ -26,7 +27,6 @@ constexpr int8_t kIndex = -1;
 constexpr uint64_t kSimulatedUnit = 4096;  // the simulated driver maps multiples of it
 // An eighth of the addresses that the simulated driver has.
 constexpr uint64_t kManyBytes = uint64_t{1} << 37;
-constexpr int32_t kByte = 0;      // c10::ScalarType::Byte
 constexpr double kLeastRate = 1;  // bytes per second
 
 struct Thrash {};
@@ -84,8 +84,8 @@ struct SimulationSetup {
       settings.tiny_bytes = DTR_TINY_BYTES;
       settings.replay_ns = options.replay_ns;
       check_status(dtr_engine_create(&settings, &engine));
-      // Its tensors are ours alone.
-      sim = make_handle<dtr_sim>(std::make_unique<SimulatedFramework>(engine, false));
+      of(engine).connect(&SimulatedFramework::table());
+      framework.emplace(of(engine).core());
       check_status(dtr_engine_add_pool(engine, kDevice, kIndex, pool));
     } catch (...) {
       close();
@@ -104,8 +104,10 @@ struct SimulationSetup {
 
   // StateError if something is left that should not be.
   void close() {
-    if (sim) check_status(dtr_sim_destroy(sim));
-    sim = nullptr;
+    if (framework && framework->objects() > 0)
+      throw StateError("the simulation left " + std::to_string(framework->objects()) +
+                       " tensors and storages");
+    framework.reset();
     if (engine) check_status(dtr_engine_destroy(engine));
     engine = nullptr;
     if (pool) check_status(dtr_pool_destroy(pool));
@@ -121,7 +123,7 @@ struct SimulationSetup {
 
   dtr_pool* pool = nullptr;
   dtr_engine* engine = nullptr;
-  dtr_sim* sim = nullptr;
+  std::optional<SimulatedFramework> framework;
 };
 
 // A storage, as the names of the program refer to it.
@@ -139,7 +141,7 @@ class RuntimeSimulation final : private Observer {
         out_(out),
         setup_(options, needed_bytes(program)),
         engine_(of(setup_.engine)),
-        framework_(of(setup_.sim)),
+        framework_(*setup_.framework),
         fragmentation_(setup_.pool,
                        options.space == DTR_SPACE_FIXED ? 0 : SimulationSetup::chunk_bytes(options),
                        options.space == DTR_SPACE_BYTES, out.result),
@@ -274,10 +276,6 @@ class RuntimeSimulation final : private Observer {
     frame_.told_ns = told_ns;
     make_ahead(of);
     const int32_t need = engine_.op_begin(frame_, static_cast<uint32_t>(arguments), flags, 0);
-    if (need & DTR_HAS_DROPPED) {
-      int64_t ids[64];
-      while (engine_.drain_dropped(ids, 64) > 0) continue;
-    }
     if (need & DTR_NEED_WORK)
       while (engine_.op_prepare(frame_) > 0) rematerialize();
     for (size_t i = 0; i < arguments; ++i) check_resident(*argument(of, i)->storage);
@@ -293,13 +291,9 @@ class RuntimeSimulation final : private Observer {
       out_.decide('M', first_tensor);  // before what dies because it has run
       ++out_.result.model_ops;
     }
-    const int64_t id =
-        engine_.op_end(frame_, static_cast<uint32_t>(results_.size()), flags, told_ns);
+    engine_.op_end(frame_, static_cast<uint32_t>(results_.size()), flags, told_ns,
+                   const_cast<Instruction*>(&of));
     tracer_.ended(frame_.signature.value());
-    if (id > 0) {
-      if (closures_.size() <= static_cast<uint64_t>(id)) closures_.resize(id + 1);
-      closures_[id] = &of;
-    }
     out_.result.model_cost += of.cost;
     ++operators_;
     check_work();
@@ -392,7 +386,8 @@ class RuntimeSimulation final : private Observer {
   // ---- rematerialization, as native/bridge/repeat.h has it ----
 
   void rematerialize() {
-    while (const int64_t id = engine_.remat_next(frame_)) step(*closures_[id]);
+    while (engine_.remat_next(frame_))
+      step(*static_cast<const Instruction*>(frame_.remat.stack.back().inputs.op->closure));
   }
 
   void step(const Instruction& of) {
@@ -434,7 +429,7 @@ class RuntimeSimulation final : private Observer {
     if (out_.result.remat_cost + out_.replay_cost > most) throw Thrash{};
   }
 
-  // The step's argument tensors, from its description (dtr_remat_next in dtr/ops.h).
+  // The step's argument tensors, from its description (remat_next in dtr/framework.h).
   void rebuild() {
     description_ = frame_.remat.step;
     arguments_.clear();
@@ -443,7 +438,7 @@ class RuntimeSimulation final : private Observer {
     for (int64_t i = 0; i < edges; ++i, numbers += 2) {
       auto* storage = reinterpret_cast<SimulatedStorage*>(numbers[0]);
       rebuilt_.push_back(numbers[1] ? make_tensor(static_cast<int64_t>(storage->size_bytes))
-                                    : framework_.tensor_over(storage));
+                                    : whole(storage));
     }
     const int64_t count = *numbers++;
     for (int64_t i = 0; i < count; ++i) {
@@ -456,6 +451,11 @@ class RuntimeSimulation final : private Observer {
     }
   }
 
+  static SimulatedTensor* whole(SimulatedStorage* storage) {
+    return tensor_over(storage, SimulatedTensor::kByte, 0,
+                       static_cast<int64_t>(storage->size_bytes));
+  }
+
   // A kernel is about to read it.
   static void check_resident(const SimulatedStorage& storage) {
     if (storage.size_bytes > 0 && storage.memory != Memory::core)
@@ -465,13 +465,14 @@ class RuntimeSimulation final : private Observer {
   // ---- names and buffers ----
 
   SimulatedTensor* make_tensor(int64_t size_bytes) {
-    void* address = framework_.allocate(kDevice, kIndex, static_cast<uint64_t>(size_bytes), 0);
-    tracer_.allocated(address, static_cast<uint64_t>(size_bytes));
+    int32_t status = DTR_OK;
+    const char* message = "";
+    SimulatedTensor* tensor = framework_.make_tensor(kDevice, kIndex, 0, SimulatedTensor::kByte,
+                                                     size_bytes, &status, &message);
+    if (!tensor) throw_status(status, message);
+    tracer_.allocated(tensor->storage->pointer, static_cast<uint64_t>(size_bytes));
     fragmentation_.placed();
-    SimulatedStorage* storage =
-        framework_.make_storage(address ? Memory::core : Memory::none, address,
-                                static_cast<uint64_t>(size_bytes), kDevice, kIndex);
-    return framework_.make_tensor(storage, kByte, 1, &size_bytes, nullptr, 0);
+    return tensor;
   }
 
   Buffer* adopt(SimulatedTensor* tensor) { return new Buffer{tensor, 0, ++serials_}; }
@@ -633,10 +634,9 @@ class RuntimeSimulation final : private Observer {
   dtr_engine_stats engine_before_{};
   dtr_pool_stats pool_before_{};
   std::vector<Buffer*> names_;
-  std::vector<const Instruction*> closures_;  // by the engine's op ids
-  std::vector<uint64_t> storage_tensors_;     // by the engine's storage ids
-  uint64_t tensors_ = 0;                      // of the log, so far
-  uint64_t operators_ = 0;                    // first executions
+  std::vector<uint64_t> storage_tensors_;  // by the engine's storage ids
+  uint64_t tensors_ = 0;                   // of the log, so far
+  uint64_t operators_ = 0;                 // first executions
   uint64_t serials_ = 0;
   // Of the op in flight; kept to be released if it does not come to its end.
   std::vector<SimulatedTensor*> ahead_;

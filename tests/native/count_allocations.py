@@ -13,8 +13,9 @@ import sys
 counted = ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
 counted.counted_news.restype = ctypes.c_uint64
 
+from dtr_alloc._lab import lib as toys  # noqa: E402
+
 from bench.search import SimulatedJob  # noqa: E402 - the core must find operator new there
-from dtr_alloc.core import lib  # noqa: E402
 
 PAGE = 4096
 CANDIDATES = 150
@@ -29,9 +30,8 @@ class CountingJob(SimulatedJob):
         return [*map(int, counts), counted.counted_news()]
 
     def tensor(self, size_bytes):
-        self._sizes[0] = size_bytes
         before = self.counts()
-        made = self._tensor()
+        made = self._tensor(size_bytes)
         if self.measuring:
             self.seen.append([b - a for a, b in zip(before, self.counts(), strict=True)])
         return made
@@ -46,7 +46,7 @@ def main(heuristic, room):
         job.measuring = i > 6 * CANDIDATES
         tensors.append(job.run(rng.randint(1, 3) * PAGE, tensors[-1]))
         if len(tensors) > 2 * CANDIDATES:
-            lib.dtr_sim_release_tensor(tensors.pop(rng.randrange(len(tensors) - 1)))
+            toys.dtr_toy_release(tensors.pop(rng.randrange(len(tensors) - 1)))
     job.close(tensors)
     print(json.dumps(job.seen))
 

@@ -7,7 +7,8 @@ which call it was:
     python misuse.py LOG sequences FIRST LAST  random sequences of calls, one for each seed
 
 The functions and their parameters are read from the headers, so a new one is covered at once; a
-parameter of a type that is not known here fails with its name.
+parameter of a type that is not known here fails with its name. Operators, which the engine takes
+unchecked (dtr/framework.h), run as they should in between.
 """
 
 import os
@@ -19,6 +20,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from dtr_alloc._core import ffi, lib
+from dtr_alloc._lab import ffi as of_lab
+from dtr_alloc._lab import lib as toys
 
 from native import build_core
 
@@ -80,7 +83,6 @@ OPTIONAL = {
     *(("dtr_pool_trim", "returned_bytes"), ("dtr_pool_try_at", "address")),
     *(("dtr_pool_try_outside", "begin"), ("dtr_pool_try_outside", "end")),
     *(("dtr_simulate_runtime", "options.score"), ("dtr_simulate_runtime", "options.score_context")),
-    ("dtr_sim_make_tensor", "strides"),
 }
 # Addresses and callbacks: what is wild there cannot be told from what is not.
 ADDRESSES = {
@@ -90,8 +92,7 @@ ADDRESSES = {
 # A storage of the framework's, which the engine looks up and nobody looks at: one that it has
 # never seen counts as a resident constant.
 LOOKED_UP = {
-    *("dtr_evict", "dtr_is_resident", "dtr_why_kept", "dtr_unpin", "dtr_remat_want"),
-    "dtr_engine_relocate",
+    *("dtr_evict", "dtr_is_resident", "dtr_why_kept", "dtr_unpin", "dtr_engine_relocate"),
 }
 # 0, x = f(); 1, y = g(x); x and y are released.
 PROGRAM = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 1, 0, 1, 1, 4096, -1, 5, 0, 5, 1]
@@ -114,6 +115,92 @@ class Misuse(Exception):
     """The interface did what it must not."""
 
 
+class Job:
+    """Tensors and operators of one engine."""
+
+    def __init__(self, log: int, engine: Any):
+        self.log = log
+        self.core = of_lab.cast("const dtr_core *", lib.dtr_engine_core(engine))
+        if lib.dtr_engine_connect(engine, toys.dtr_toy_table()) != lib.DTR_OK:
+            raise Misuse(message())
+        self.framework = toys.dtr_toy_create(self.core)
+        out = of_lab.new("dtr_frame **")
+        self.core.frame_create(self.core.engine, out)
+        self.frame = out[0]
+        self.tensors: list[Any] = []
+
+    def note(self, what: str) -> None:
+        os.write(self.log, f"{what} of {self.framework}\n".encode())
+
+    def tensor(self) -> Any:
+        """NULL if it does not fit."""
+        self.note("a tensor")
+        out, why = of_lab.new("dtr_toy_tensor **"), of_lab.new("const char **")
+        toys.dtr_toy_make(self.framework, 0, -1, 0, 4, WORDS, out, why)
+        return out[0]
+
+    def keep(self, *tensors: Any) -> None:
+        self.tensors += [tensor for tensor in tensors if tensor]
+
+    def release_one(self) -> None:
+        self.note("a release")
+        if self.tensors:
+            toys.dtr_toy_release(self.tensors.pop(0))
+
+    def op(self, arguments: list[tuple[Any, int]], flags: int, results: int) -> None:
+        """One operator. It fails where memory is short."""
+        self.note(f"an op of {len(arguments)} tensors with flags {flags}")
+        core, frame = self.core, self.frame
+        buffer = core.frame_buffer(frame, 8)
+        for i, (tensor, use) in enumerate(arguments):
+            buffer[i] = number_of(tensor) | use
+        need = core.op_begin(frame, len(arguments), flags, 7)
+        if need < 0:
+            return
+        while need & lib.DTR_NEED_WORK and (work := core.op_prepare(frame)):
+            if work < 0 or not self.run_stack():
+                core.op_abort(frame, 0)
+                return
+        new = [self.tensor() for _ in range(results)]
+        buffer = core.frame_buffer(frame, 8)
+        for i, tensor in enumerate(new):
+            buffer[i] = number_of(tensor)
+        if core.op_end(frame, results, flags, 100, ffi.cast("void *", 1 + results)) < 0:
+            core.op_abort(frame, 1)
+        self.keep(*new)
+
+    def run_stack(self) -> bool:
+        """Whether it is empty."""
+        core, frame = self.core, self.frame
+        while core.remat_next(frame) > 0:
+            step = core.frame_step(frame, 4 * LENGTH)
+            tensors = step[1 + 2 * step[0]]
+            results = int(ffi.cast("intptr_t", core.step_closure(frame))) - 1
+            made = [self.tensor() for _ in range(tensors + results)]
+            for i, tensor in enumerate(made):
+                step[i] = number_of(tensor)
+            done = core.remat_commit(frame, tensors, results)
+            for tensor in filter(None, made):
+                toys.dtr_toy_release(tensor)
+            if done < 0:
+                break
+        else:
+            return True
+        core.remat_abort(frame)
+        return False
+
+    def all_back(self) -> None:
+        self.note("all that is evicted")
+        while self.core.remat_want_any(self.frame) > 0 and self.run_stack():
+            pass
+        self.core.remat_abort(self.frame)
+
+    def end(self) -> None:
+        while self.tensors:
+            self.release_one()
+        self.core.frame_destroy(self.frame)
+
+
 class World:
     """Objects of all kinds, and what became of them."""
 
@@ -122,7 +209,7 @@ class World:
         self.alive: dict[str, list[Any]] = defaultdict(list)
         self.engines: dict[int, int] = {}
         self.walked: list[Any] = []
-        self.overwriting: set[int] = set()  # frames whose op does
+        self.jobs: dict[int, Job] = {}  # by engine
         self.destroyed: dict[str, list[Any]] = defaultdict(list)
         self.blocks: list[tuple[Any, Any]] = []  # pool and address
         self.hosts: list[tuple[Any, Any]] = []
@@ -136,31 +223,11 @@ class World:
             hex(number_of(a)) if isinstance(a, ffi.CData) and "*" in ffi.typeof(a).cname else str(a)
             for a in arguments
         )
-        if name in ("dtr_op_end", "dtr_sim_replace_memory"):
-            self.end_others(name, arguments[0])
         os.write(self.log, f"{name}({shown})\n".encode())
         answer = getattr(lib, name)(*arguments)
-        if name == "dtr_op_begin" and answer >= 0:
-            self.note_uses(arguments[0], arguments[1])
         if RESULTS[name] == "int32_t" and name not in VALUES and not -4 <= answer <= 255:
             raise Misuse(f"{name} gave {answer}")
         return answer
-
-    def note_uses(self, frame: Any, tensors: int) -> None:
-        numbers = lib.dtr_frame_buffer(frame, 0)
-        reads = (lib.DTR_USE_READ, lib.DTR_USE_CONSTANT)
-        writes = any(numbers[i] & 7 not in reads for i in range(tensors))
-        (self.overwriting.add if writes else self.overwriting.discard)(number_of(frame))
-
-    def end_others(self, name: str, of: Any) -> None:
-        """Before a content is replaced: another op in flight may be the only one that knows the old
-        one's record then, and the check of the invariants cannot see it."""
-        if name == "dtr_op_end" and number_of(of) not in self.overwriting:
-            return
-        for frame in self.of_engine("dtr_frame", of):
-            if number_of(frame) != number_of(of):
-                self.call("dtr_remat_abort", frame)
-                self.call("dtr_op_abort", frame, 0)
 
     def made(self, name: str, kind: str, *arguments: Any) -> Any:
         """Calls what writes a handle to its last argument, and keeps it."""
@@ -208,15 +275,8 @@ class World:
         engine = self.made("dtr_engine_create", "dtr_engine", self.engine_options(**fields))
         pool = self.pool()
         self.call("dtr_engine_add_pool", engine, 0, -1, pool)
-        self.made("dtr_sim_create", "dtr_sim", engine)
-        self.made("dtr_frame_create", "dtr_frame", engine)
+        self.jobs[number_of(engine)] = Job(self.log, engine)
         return engine
-
-    def tensor(self, sim: Any) -> Any:
-        sizes = self.array("int64_t", [WORDS])
-        return self.made(
-            "dtr_sim_make_tensor", "dtr_sim_tensor", sim, 0, -1, 0, 4, 1, sizes, ffi.NULL
-        )
 
     def array(self, kind: str, values: Any = LENGTH) -> Any:
         array = ffi.new(f"{kind}[]", values)
@@ -273,10 +333,9 @@ class World:
         """At least one object of each kind that is alive, and one that is not."""
         for _ in range(2):
             engine = self.engine()
-            sim, frame = self.alive["dtr_sim"][-1], self.alive["dtr_frame"][-1]
-            for _ in range(4):
-                self.tensor(sim)
-            self.record(frame, sim)
+            job = self.jobs[number_of(engine)]
+            job.keep(*(job.tensor() for _ in range(4)))
+            job.op([(job.tensors[0], lib.DTR_USE_READ)], lib.DTR_OP_RECOMPUTABLE, 1)
             pool = self.pool()
             self.allocate(pool)
             for function in FUNCTIONS:
@@ -285,7 +344,7 @@ class World:
             for kind in sorted(OPAQUE):
                 if not self.alive[kind]:
                     raise Misuse(f"nothing here makes a {kind}: say how, in World")
-            self.call("dtr_evict", engine, self.call("dtr_sim_handle", self.recorded))
+            self.call("dtr_evict", engine, toys.dtr_toy_handle(job.tensors[-1]))
         self.destroy_some()
 
     def allocate(self, pool: Any) -> Any:
@@ -293,15 +352,6 @@ class World:
         if self.call("dtr_pool_allocate", pool, 4 * KIB, 0, out) == lib.DTR_OK and out[0]:
             self.blocks.append((pool, out[0]))
         return out[0]
-
-    def record(self, frame: Any, sim: Any) -> None:
-        """An op with one result, from one tensor."""
-        argument, self.recorded = self.tensor(sim), self.tensor(sim)
-        buffer = self.call("dtr_frame_buffer", frame, 1)
-        buffer[0] = number_of(argument)
-        self.call("dtr_op_begin", frame, 1, lib.DTR_OP_RECOMPUTABLE, 7)
-        buffer[0] = number_of(self.recorded)
-        self.call("dtr_op_end", frame, 1, lib.DTR_OP_RECOMPUTABLE, 100)
 
     def destroy_some(self) -> None:
         """One of each kind that can go."""
@@ -319,11 +369,6 @@ class World:
             handle = self.pool()
         elif kind == "dtr_engine":
             handle = self.made("dtr_engine_create", kind, self.engine_options())
-        elif kind == "dtr_frame":
-            handle = self.made("dtr_frame_create", kind, self.alive["dtr_engine"][0])
-        elif kind == "dtr_sim":
-            engine = self.made("dtr_engine_create", "dtr_engine", self.engine_options())
-            handle = self.made("dtr_sim_create", kind, engine)
         else:
             raise Misuse(f"nothing here destroys a {kind}: say how, in World")
         if self.call(DESTROYERS[kind], handle) != lib.DTR_OK:
@@ -347,7 +392,7 @@ class World:
             elif stars == 2:
                 made.append(ffi.new(f"{base} **"))
             elif kind == "void*":
-                made.append(self.good_address(function.name, name, pick))
+                made.append(self.good_address(name, made[0], pick))
             elif kind == "char*":
                 made.append(self.array("char", b"/nowhere/libcuda.so"))
             elif stars == 1 and base.startswith("dtr_"):
@@ -365,18 +410,16 @@ class World:
             return self.array(base, PROGRAM if name == "program" else [1, 0])
         if name in ("workspace", "workspace_at"):
             return self.array(base, [0] * LENGTH)
-        if name == "sizes":
-            return self.array(base, [1] * LENGTH)
         if base == "uint8_t":
             return self.array(base, [0])
         return self.array(base, LENGTH)
 
-    def good_address(self, function: str, name: str, pick: Callable[[list], Any]) -> Any:
-        if name == "tensor":
-            return ffi.cast("void *", pick(self.alive["dtr_sim_tensor"]))
-        if name == "handle":
-            return lib.dtr_sim_handle(pick(self.alive["dtr_sim_tensor"]))
-        if name == "framework" or function == "dtr_sim_tensor_from":
+    def good_address(self, name: str, of: Any, pick: Callable[[list], Any]) -> Any:
+        if name in ("tensor", "handle"):
+            job = self.jobs.get(number_of(of))
+            tensor = pick(job.tensors) if job and job.tensors else ffi.NULL
+            return toys.dtr_toy_handle(tensor) if tensor and name == "handle" else tensor
+        if name == "framework":
             return ffi.cast("void *", self.foreign)
         if name == "host" and self.hosts:
             return pick(self.hosts)[1]
@@ -406,24 +449,22 @@ class World:
 
     def finish(self) -> None:
         """All that is left can be taken apart: nothing was lost, nothing locked for ever."""
-        for frame in self.alive["dtr_frame"]:
-            self.done("dtr_remat_abort", frame)
-            self.done("dtr_op_abort", frame, 0)
-        for kind in ("dtr_sim_tensor", "dtr_frame"):
-            for handle in reversed(self.alive[kind]):
-                self.done(DESTROYERS[kind], handle)
+        for job in self.jobs.values():
+            job.end()
         for end, owner in self.owners:
             if owner.engine in self.alive["dtr_engine"]:
                 self.done(end, owner)
         for engine in self.alive["dtr_engine"]:
             self.done("dtr_engine_reset", engine, ffi.NULL, 0)
+        for job in self.jobs.values():
+            if left := toys.dtr_toy_destroy(job.framework):
+                raise Misuse(f"at the end {left} tensors and storages are left")
         for pool, address in self.blocks:
             self.done("dtr_pool_free", pool, address)
         for pool, address in self.hosts:
             self.done("dtr_pool_host_free", pool, address)
-        before = ("dtr_sim_tensor", "dtr_frame")
-        last = ("dtr_sim", "dtr_engine", "dtr_pool", "dtr_event_log")
-        for kind in (*last, *OPAQUE.difference(before, last)):
+        last = ("dtr_engine", "dtr_pool", "dtr_event_log")
+        for kind in (*last, *OPAQUE.difference(last)):
             for handle in self.alive[kind]:
                 self.done(DESTROYERS[kind], handle)
 
@@ -441,9 +482,6 @@ DESTROYERS = {
     "dtr_fragment_run": "dtr_fragment_destroy",
     "dtr_fragment_walk": "dtr_fragment_walk_destroy",
     "dtr_event_log": "dtr_event_log_destroy",
-    "dtr_sim_tensor": "dtr_sim_release_tensor",
-    "dtr_frame": "dtr_frame_destroy",
-    "dtr_sim": "dtr_sim_destroy",
     "dtr_engine": "dtr_engine_destroy",
     "dtr_pool": "dtr_pool_destroy",
 }
@@ -471,10 +509,7 @@ NUMBERS: dict[Any, int] = {
     "numbers": len(PROGRAM),
     "operators": 2,
     "device_index": -1,
-    "scalar_type": 4,
     "which": 0,
-    "offset": 0,
-    "elements": 8,
     "row": 1,
     ("dtr_event_log_drain", "capacity"): SMALL,
     ("dtr_engine_add_pool", "device_type"): 3,
@@ -496,14 +531,15 @@ def wrong_handles(world: World, kind: str) -> Iterator[tuple[str, Any]]:
     for other in sorted(OPAQUE - {kind}):
         for handle in world.alive[other][:1]:
             yield f"a {other}", ffi.cast(f"{kind} *", handle)
-    near = [number_of(handle) + 16 for handle in world.alive[kind][:1]]
-    for number in (*WILD, *near, number_of(world.foreign)):
+    alive = {number_of(handle) for handle in world.alive[kind]}
+    near = {number + 16 for number in alive} - alive  # the next slot's
+    for number in (*WILD, *sorted(near)[:1], number_of(world.foreign)):
         yield "wild", ffi.cast(f"{kind} *", number)
 
 
-def is_checked(function: Function, name: str) -> bool:
+def is_checked(name: str) -> bool:
     """Whether an address that is wild can be told from one that is not."""
-    return name not in ("framework", "context") and function.name != "dtr_sim_tensor_from"
+    return name not in ("framework", "context")
 
 
 def wrong_arguments(world: World, function: Function) -> Iterator[tuple[str, list, bool]]:
@@ -525,16 +561,9 @@ def wrong_arguments(world: World, function: Function) -> Iterator[tuple[str, lis
                 yield f"{name}: {what}", put(handle), not (optional and what == "NULL")
             continue
         yield f"{name}: NULL", put(ffi.NULL), not optional
-        if kind == "void*" and name not in ADDRESSES and function.name not in LOOKED_UP:
-            wanted = "dtr_sim_tensor" if name == "tensor" else "void"
-            for what, handle in wrong_handles(world, "dtr_sim_tensor"):
-                if name == "tensor" or not what.startswith("destroyed"):
-                    yield (
-                        f"{name}: {what}",
-                        put(ffi.cast("void *", handle)),
-                        wanted != "void" or (function.name.startswith("dtr_sim")),
-                    )
-        elif kind == "void*" and is_checked(function, name):
+        if name == "tensor":  # of others a wrong address is found, no more
+            yield f"{name}: no multiple of 8", put(ffi.cast("void *", 0xDEADBEEF)), True
+        elif kind == "void*" and is_checked(name):
             for number in WILD:
                 yield f"{name}: wild", put(ffi.cast("void *", number)), False
         if stars == 1 and base.startswith("dtr_"):
@@ -573,10 +602,6 @@ def arguments_of_all(log: int) -> int:
     calls = 0
     for function in FUNCTIONS:
         for what, arguments, must in wrong_arguments(world, function):
-            if what in ("tensor: destroyed", "base: destroyed") and (
-                addresses_of(arguments) & addresses_of(world.alive["dtr_sim_tensor"])
-            ):
-                continue  # a simulated tensor is its address, which another one has by now
             mark = leave_mark()
             os.write(log, f"{what}: ".encode())
             answer = world.call_with(function, arguments)
@@ -603,20 +628,17 @@ class Sequence:
         world = self.world
         world.fill()
         uniform = [f for f in FUNCTIONS if f.name != "dtr_cuda_probe"]
-        own = [*[self.op_begin] * 4, *[self.evict] * 5, *[self.commit] * 2]
-        own += [self.op_end, self.new_tensor, self.allocate]
-        frames = [f for f in FUNCTIONS if f.name.startswith(("dtr_op_", "dtr_remat_"))]
+        own = [*[self.op] * 4, *[self.evict] * 5, *[self.all_back] * 2]
+        own += [self.new_tensor, self.allocate]
         for _ in range(steps):
-            chance = self.random.random()
-            if chance < 0.5:
+            if self.random.random() < 0.6:
                 self.random.choice(own)()
             else:
-                self.any_call(self.random.choice(frames if chance < 0.65 else uniform))
+                self.any_call(self.random.choice(uniform))
             world.check()
-            if len(world.alive["dtr_sim_tensor"]) > 40:
-                world.call_with(
-                    BY_NAME["dtr_sim_release_tensor"], [world.alive["dtr_sim_tensor"][0]]
-                )
+            for job in world.jobs.values():
+                if len(job.tensors) > 20:
+                    job.release_one()
         world.finish()
 
     # ---- calls that follow one another as they should ----
@@ -625,84 +647,33 @@ class Sequence:
         alive = self.world.alive[kind]
         return self.random.choice(alive) if alive else ffi.cast(f"{kind} *", 0)
 
-    def new_tensor(self, of: Any = None) -> Any:
-        """Of the same engine as another object, or of any."""
-        sims = self.world.of_engine("dtr_sim", of) if of else self.world.alive["dtr_sim"]
-        return self.world.tensor(self.random.choice(sims)) if sims else None
+    def job(self) -> Job:
+        return self.random.choice(list(self.world.jobs.values()))
+
+    def new_tensor(self) -> None:
+        job = self.job()
+        job.keep(job.tensor())
 
     def allocate(self) -> None:
         self.world.allocate(self.one("dtr_pool"))
 
-    def numbers(self, frame: Any, function: str, count: int) -> None:
-        numbers = self.world.call(function, frame, count)
-        fitting = self.world.of_engine("dtr_sim_tensor", frame)
-        for i in range(count if numbers else 0):
-            if fitting and self.random.random() < 0.95:
-                use = self.random.choice([lib.DTR_USE_READ] * 3 + list(range(8)))
-                numbers[i] = number_of(self.random.choice(fitting)) | use
-            else:
-                other = number_of(self.one("dtr_sim_tensor"))
-                numbers[i] = self.random.choice([0, 8, other, number_of(self.world.foreign)])
+    def op(self) -> None:
+        job, rng = self.job(), self.random
+        tensors = rng.sample(job.tensors, min(len(job.tensors), rng.randrange(4)))
+        reads = [lib.DTR_USE_READ] * 3
+        arguments = [(t, rng.choice([*reads, *range(lib.DTR_USE_CONSTANT + 1)])) for t in tensors]
+        flags = rng.choice([lib.DTR_OP_RECOMPUTABLE] * 4 + [0, 2, 3])
+        job.op(arguments, flags, rng.choice([0, 1, 1, 1, 2]))
 
-    def op_begin(self) -> None:
-        frame, count = self.one("dtr_frame"), self.random.randrange(4)
-        self.numbers(frame, "dtr_frame_buffer", count)
-        flags = self.random.choice([lib.DTR_OP_RECOMPUTABLE] * 4 + [0, 2, 3])
-        need = self.world.call("dtr_op_begin", frame, count, flags, 1)
-        if need < 0 or self.random.random() < 0.3:
-            return
-        while need & lib.DTR_NEED_WORK and self.world.call("dtr_op_prepare", frame) > 0:
-            if not self.run_stack(frame):
-                return
-        self.op_end(frame)
-
-    def op_end(self, frame: Any = None) -> None:
-        if frame is None:
-            frame = self.one("dtr_frame")
-        count = self.random.choice([0, 1, 1, 1, 2])
-        numbers = self.world.call("dtr_frame_buffer", frame, count)
-        for i in range(count if numbers else 0):
-            numbers[i] = number_of(self.new_tensor(frame) or ffi.NULL)
-        flags = self.random.choice([lib.DTR_OP_RECOMPUTABLE] * 4 + [0])
-        self.world.call("dtr_op_end", frame, count, flags, 100)
-
-    def commit(self) -> None:
-        """What is wanted is run again, in most cases as it should be."""
-        frame = self.one("dtr_frame")
-        if self.random.random() < 0.9:
-            self.world.call("dtr_remat_want_any", frame)
-        self.run_stack(frame)
-
-    def run_stack(self, frame: Any) -> bool:
-        """Whether it is empty."""
-        for _ in range(20):
-            answer = self.world.call("dtr_remat_next", frame)
-            if answer <= 0:
-                return answer == 0
-            if not self.step(frame) or self.random.random() < 0.1:
-                return False
-        return False
-
-    def step(self, frame: Any) -> bool:
-        """Runs a step; its results are new tensors that are released at once."""
-        world = self.world
-        step = world.call("dtr_frame_step", frame, 4 * LENGTH)
-        at = 1 + 2 * step[0]
-        tensors = step[at]
-        made = [self.new_tensor(frame) for _ in range(tensors + 3)]
-        for i, tensor in enumerate(made):
-            step[i] = number_of(tensor or ffi.NULL)
-        done = world.call("dtr_remat_commit", frame, tensors, 3) == 0
-        for tensor in made:
-            if tensor and self.random.random() < 0.95:
-                world.call_with(BY_NAME["dtr_sim_release_tensor"], [tensor])
-        return done
+    def all_back(self) -> None:
+        self.job().all_back()
 
     def evict(self) -> None:
-        tensor = self.one("dtr_sim_tensor")
-        handle = self.world.call("dtr_sim_handle", tensor)
-        engine = ffi.cast("dtr_engine *", self.world.engines.get(number_of(tensor), 0))
-        self.world.call("dtr_evict", engine, handle)
+        engine = self.one("dtr_engine")
+        job = self.world.jobs.get(number_of(engine))
+        if job and job.tensors:
+            handle = toys.dtr_toy_handle(self.random.choice(job.tensors))
+            self.world.call("dtr_evict", engine, handle)
 
     # ---- any call ----
 
@@ -711,6 +682,8 @@ class Sequence:
         if function.name in DESTROYS and rng.random() < 0.5:
             return
         arguments = world.good(function, rng.choice)
+        if function.name == "dtr_engine_destroy" and number_of(arguments[0]) in world.jobs:
+            return  # its framework needs it
         for at, (kind, name) in enumerate(function.parameters):
             base = kind.rstrip("*")
             if kind == base and base in RANGES:
@@ -727,7 +700,7 @@ class Sequence:
     def note_memory(self, name: str, arguments: list, answer: Any) -> None:
         """Blocks, and what became of them."""
         world = self.world
-        if answer == lib.DTR_OK and name.startswith(("dtr_pool_", "dtr_sim_")):
+        if answer == lib.DTR_OK and name.startswith("dtr_pool_"):
             if name == "dtr_pool_host_allocate" and arguments[-1][0]:
                 world.hosts.append((arguments[0], arguments[-1][0]))
             elif name == "dtr_pool_arena_allocate_at":
@@ -767,18 +740,14 @@ class Sequence:
         base = kind.rstrip("*")
         if kind == base + "*" and base in OPAQUE:
             return rng.choice(list(wrong_handles(world, base)))[1]
-        if kind == "void*" and name in ("tensor", "handle"):
-            return rng.choice(
-                [ffi.NULL, ffi.cast("void *", rng.choice(WILD)), ffi.cast("void *", world.foreign)]
-            )
-        if kind == "void*" and is_checked(function, name):
+        if kind == "void*" and name != "tensor" and is_checked(name):
             return ffi.cast("void *", rng.choice([*WILD, number_of(good) + 64]))
         return ffi.NULL
 
 
 BY_NAME = {function.name: function for function in FUNCTIONS}
 # How long arrays are: what is above cannot be told apart.
-LENGTHS = {"capacity", "count", "numbers", "operators", "ndim", "elements", "rounds"}
+LENGTHS = {"capacity", "count", "numbers", "operators", "rounds"}
 FIXED = {"dtr_simulate_runtime", "dtr_fragment_load", "dtr_event_log_drain"}
 POOL_FIELDS = {
     "budget_bytes": (0, 1, 4096, 65536, 1 << 20, (1 << 63) - 1, (1 << 64) - 1),

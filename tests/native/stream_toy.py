@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from native_pool import MIB, NativePool, ffi, lib
-from toy import WORD, Tensor, Toy
+from toy import WORD, Tensor, Toy, toys
 
 CHUNK = 2 * MIB
 A, B = 16, 32
@@ -29,10 +29,10 @@ class StreamToy(Toy):
     @contextmanager
     def on(self, stream: int):
         before, self.stream = self.stream, stream
-        lib.dtr_sim_use_stream(stream)
+        toys.dtr_toy_use_stream(stream)
         yield
         self.stream = before
-        lib.dtr_sim_use_stream(before)
+        toys.dtr_toy_use_stream(before)
 
     def _execute(self, operator, tensors):
         everything = super()._execute(operator, tensors)
@@ -73,4 +73,4 @@ def make_stream_toy(fake_cuda):
     fake_cuda.hold(0)
     for toy in made:
         toy.finish()
-    lib.dtr_sim_use_stream(0)
+    toys.dtr_toy_use_stream(0)

@@ -1,7 +1,6 @@
 """What becomes of a storage that the framework let go of, under each policy."""
 
 import pytest
-from native_pool import check, lib
 from toy import CONSTANT, DEALLOCS, MUTATE, PAGE, WORDS, line, release
 
 
@@ -216,7 +215,7 @@ class TestIgnore:
 
         def resize(operator):
             toy.write(y, b"garbage!")
-            check(lib.dtr_sim_replace_memory(y.pointer, 0))
+            toy.replace_memory(y)
             toy.write(y, b"12345678")
 
         toy.run("resize_", (y, MUTATE), fails=resize)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run
 from native_fixtures import OUT_OF_MEMORY, UNKNOWN, few_or_many
-from native_pool import NO_LIMIT, DriverFailed, NativePool, OutOfMemory, check, lib
+from native_pool import NO_LIMIT, DriverFailed, NativePool, OutOfMemory, lib
 from toy import CONSTANT, DEALLOCS, MUTATE, SCRATCH, WRITE_ONLY, Failure, Toy, fail
 
 from dtr_alloc.simulation.presets import PRESETS
@@ -341,7 +341,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         """Behind the recorder's back: what depends on the old content still gets it."""
         tensor = self.pick(index)
         with self.may_fail():
-            check(lib.dtr_sim_replace_memory(tensor.pointer, 0))
+            self.toy.replace_memory(tensor)
             whole = self.toy.view(tensor, 0, tensor.store.words)
             seed = self.parameter().to_bytes(8, "little")
             self.toy.write(whole, seed)

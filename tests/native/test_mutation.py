@@ -128,10 +128,10 @@ class TestKeepingWhatIsOverwritten:
     def test_an_operator_that_fails_leaves_no_copy(self, toy, started):
         _x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
         blocks = toy.pool.stats().live_blocks
-        buffer = lib.dtr_frame_buffer(toy.frame, 1)
+        buffer = toy.buffer(1)
         buffer[0] = running.number | MUTATE
         flags = lib.DTR_OP_RECOMPUTABLE | lib.DTR_OP_KEEPS_OLD
-        assert lib.dtr_op_begin(toy.frame, 1, flags, 1) == 0
-        lib.dtr_op_abort(toy.frame, started)
+        assert toy.core.op_begin(toy.frame, 1, flags, 1) == 0
+        toy.core.op_abort(toy.frame, started)
         assert toy.pool.stats().live_blocks == blocks
         toy.verify()

@@ -62,13 +62,14 @@ class TestFailure:
         assert toy.content(y) == y.expected()
 
     def test_a_frame_has_one_operator_at_a_time(self, toy):
-        assert lib.dtr_op_end(toy.frame, 0, 0, 1) == -lib.DTR_STATE
-        assert lib.dtr_op_begin(toy.frame, 0, 0, 0) == 0
-        assert lib.dtr_op_begin(toy.frame, 0, 0, 0) == -lib.DTR_STATE
-        lib.dtr_op_abort(toy.frame, 1)
-        lib.dtr_op_abort(toy.frame, 1)
-        assert lib.dtr_remat_commit(toy.frame, 0, 0) == -lib.DTR_STATE
-        assert lib.dtr_remat_next(toy.frame) == 0
+        core, frame = toy.core, toy.frame
+        assert core.op_end(frame, 0, 0, 1, ffi.NULL) == -lib.DTR_STATE
+        assert core.op_begin(frame, 0, 0, 0) == 0
+        assert core.op_begin(frame, 0, 0, 0) == -lib.DTR_STATE
+        core.op_abort(frame, 1)
+        core.op_abort(frame, 1)
+        assert core.remat_commit(frame, 0, 0) == -lib.DTR_STATE
+        assert core.remat_next(frame) == 0
 
 
 class TestThreads:

@@ -4,9 +4,9 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from native_pool import check, ffi, lib
+from native_pool import ffi, lib
 from test_choice import Program
-from toy import CONSTANT, MUTATE, READ, SCRATCH, WRITE_ONLY, Failure, fail, release
+from toy import CONSTANT, MUTATE, READ, SCRATCH, WRITE_ONLY, Failure, Store, Tensor, fail, release
 
 MAKE, CALL, OVERWRITE, RELEASE, MEMORY, EFFECT = 0, 1, 2, 5, 6, 7
 PAGE_WORDS = 512
@@ -67,7 +67,7 @@ class OpLog:
         return list(zip(flat[::3], flat[1::3], flat[2::3], strict=True))
 
     def name(self, number):
-        lib.dtr_op_log_name(self.toy.frame, number)
+        self.toy.core.op_log_name(self.toy.frame, number)
 
 
 @pytest.fixture
@@ -157,10 +157,10 @@ def test_hidden_state_is_no_argument(toy, log):
 def test_a_view_has_a_name_until_its_storage_is_overwritten(toy, log):
     x = toy.one("f")
     half = toy.view(x, 0, 256)
-    buffer = lib.dtr_frame_buffer(toy.frame, 2)
+    buffer = toy.buffer(2)
     buffer[0], buffer[1] = x.number, half.number
-    lib.dtr_op_log_view(toy.frame, 1, 1, 9, 5)
-    lib.dtr_op_log_view(toy.frame, 1, 1, 9, 5)  # known by now
+    toy.core.op_log_view(toy.frame, 1, 1, 9, 5)
+    toy.core.op_log_view(toy.frame, 1, 1, 9, 5)  # known by now
     toy.one("g", half)
     toy.run("add_", (half, MUTATE))
     toy.one("g", half)
@@ -245,11 +245,7 @@ def test_following_gives_the_same_names_as_writing(toy):
 
 def test_memory_of_others_has_no_size_and_is_released_when_it_is_found_dead(toy, log):
     memory = ffi.new("int64_t[]", 512)
-    out = ffi.new("dtr_sim_tensor **")
-    check(lib.dtr_sim_tensor_from(toy.sim, *toy.device, memory, 4, 512, out))
-    from toy import Store, Tensor
-
-    other = Tensor(toy, out[0], Store(512, bytes(4096)), 0, 512)
+    other = Tensor(toy, toy.foreign(memory, 512), Store(512, bytes(4096)), 0, 512)
     y = toy.one("f", other)
     y.release()  # our own record of it goes, the storage does not
     z = toy.one("f", other)
@@ -322,8 +318,8 @@ def test_memory_of_a_thread_whose_operator_ended_on_another_one_is_no_operators(
     x = toy.unseen(PAGE_WORDS)
     log = OpLog(toy)
     with ThreadPoolExecutor(1) as thread:
-        assert thread.submit(lib.dtr_op_begin, toy.frame, 0, 0, 0).result() == 0
-        assert lib.dtr_op_end(toy.frame, 0, 0, 1) == 0
+        assert thread.submit(toy.core.op_begin, toy.frame, 0, 0, 0).result() == 0
+        assert toy.core.op_end(toy.frame, 0, 0, 1, ffi.NULL) == 0
         log.take()
         elsewhere = thread.submit
         toy.one("f", x, fails=lambda _: elsewhere(toy.unseen, PAGE_WORDS).result().release())

@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import WrongState, check, ffi, lib
-from toy import INT64, MUTATE, WORDS, WRITE_ONLY, line
+from toy import MUTATE, WORDS, WRITE_ONLY, line
 
 
 class TestBehindTheEnginesBack:
@@ -151,11 +151,9 @@ class TestBehindTheEnginesBack:
 
     def foreign(self, toy, memory):
         words = len(memory)
-        out = ffi.new("dtr_sim_tensor **")
-        check(lib.dtr_sim_tensor_from(toy.sim, *toy.device, memory, INT64, words, out))
         tensor = toy.unseen(words)
         tensor.release()
-        tensor.pointer = out[0]
+        tensor.pointer = toy.foreign(memory, words)
         toy.held[id(tensor)] = tensor
         toy.memory = memory  # which it outlives
         tensor.store.expected[:] = bytes(ffi.sizeof(memory))

@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import OutOfMemory, WrongState, lib
-from toy import PAGE, WORDS, line, op_key, release
+from toy import PAGE, WORDS, line, op_key, release, toys
 
 
 class TestReset:
@@ -88,5 +88,5 @@ class TestReset:
         x = toy.unseen(WORDS)
         toy.one("f", x)
         assert lib.dtr_engine_destroy(toy.engine) == lib.DTR_STATE
-        assert lib.dtr_sim_destroy(toy.sim) == lib.DTR_STATE
+        assert toys.dtr_toy_destroy(toy.framework) > 0
         toy.verify()

@@ -27,9 +27,9 @@ def resting(make_toy: Callable[..., Toy]) -> Callable[..., Toy]:
 
 
 def is_resting(toy: Toy) -> bool:
-    at_rest = lib.dtr_op_begins_at_rest(toy.engine) == 1
+    at_rest = toy.begins_at_rest()
     if at_rest:
-        check(lib.dtr_op_ended_at_rest(toy.engine))
+        toy.ends_at_rest()
     return at_rest
 
 
@@ -138,11 +138,11 @@ def test_nothing_is_moved_while_an_operator_runs_at_rest(resting):
     x = toy.unseen(2 * WORDS)
     until_rest(toy, toy.unseen(WORDS))
     below.release()
-    assert lib.dtr_op_begins_at_rest(toy.engine) == 1  # it reads x, say
+    assert toy.begins_at_rest()  # it reads x, say
     toy.configure()
     toy.one("g", x)
     assert not toy.move(x)
-    check(lib.dtr_op_ended_at_rest(toy.engine))
+    toy.ends_at_rest()
     assert toy.move(x)
     assert x.is_right()
 

@@ -12,16 +12,20 @@
 #include <cstdlib>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "dtr_alloc.h"
+#include "simulate/simulated_framework.h"
 
 namespace {
 
-constexpr int32_t kInt64 = 4;
+using dtr::SimulatedFramework;
+using dtr::SimulatedStorage;
+using dtr::SimulatedTensor;
+
 constexpr int64_t kPageBytes = 4096;
 constexpr int64_t kPageWords = kPageBytes / 8;
 constexpr uint64_t kThreads = 4;
@@ -51,6 +55,16 @@ struct Closure {
   uint64_t seed;
   int64_t words;  // of its result; 0: it overwrites its last argument
 };
+
+// The framework's table, with closures that are ours.
+const dtr_framework* table() {
+  static const dtr_framework made = [] {
+    dtr_framework of = SimulatedFramework::table();
+    of.drop_closure = [](void* closure) { delete static_cast<Closure*>(closure); };
+    return of;
+  }();
+  return &made;
+}
 
 struct Settings {
   const char* name;
@@ -87,91 +101,73 @@ class Machine {
     options.thrash = settings.reconfigured ? 1e9 : 0;  // advice is given where it is on
     options.tiny_bytes = DTR_TINY_BYTES;
     ok(dtr_engine_create(&options, &engine));
-    ok(dtr_sim_create(engine, &framework));
+    ok(dtr_engine_connect(engine, table()));
+    core = static_cast<const dtr_core*>(dtr_engine_core(engine));
+    framework.emplace(core);
     ok(dtr_engine_add_pool(engine, 0, -1, pool));
   }
   ~Machine() {
     ok(dtr_engine_check_invariants(engine));
     ok(dtr_pool_check_invariants(pool));
     ok(dtr_engine_reset(engine, nullptr, 0));
-    ok(dtr_sim_destroy(framework));
+    require(framework->objects() == 0, "tensors or storages are left");
+    framework.reset();
     ok(dtr_engine_destroy(engine));
     ok(dtr_pool_destroy(pool));
-  }
-
-  void keep(int64_t op, const Closure& closure) {
-    const std::lock_guard lock(mutex_);
-    closures_[op] = closure;
-  }
-  Closure closure(int64_t op) {
-    const std::lock_guard lock(mutex_);
-    return closures_.at(op);
-  }
-  void drop_closures() {
-    int64_t ids[64];
-    while (const uint64_t count = dtr_engine_drain_dropped(engine, ids, 64)) {
-      const std::lock_guard lock(mutex_);
-      for (uint64_t i = 0; i < count; ++i) closures_.erase(ids[i]);
-    }
   }
 
   const uint64_t chunk, budget;
   dtr_engine_options options{};
   dtr_pool* pool = nullptr;
   dtr_engine* engine = nullptr;
-  dtr_sim* framework = nullptr;
+  const dtr_core* core = nullptr;
+  std::optional<SimulatedFramework> framework;
   std::recursive_mutex turn;  // of rematerializations, as in the bridge
-
- private:
-  std::mutex mutex_;
-  std::unordered_map<int64_t, Closure> closures_;
 };
 
 // A reference, released at its end.
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(dtr_sim_tensor* pointer, int64_t words) : pointer_(pointer), words_(words) {}
+  explicit Tensor(SimulatedTensor* pointer) : pointer_(pointer) {}
   Tensor(Tensor&& other) noexcept { *this = std::move(other); }
   Tensor& operator=(Tensor&& other) noexcept {
     std::swap(pointer_, other.pointer_);
-    std::swap(words_, other.words_);
     std::swap(expected, other.expected);
     return *this;
   }
   ~Tensor() {
-    if (pointer_ != nullptr) ok(dtr_sim_release_tensor(pointer_));
+    if (pointer_ != nullptr) pointer_->storage->framework->release_tensor(pointer_);
   }
 
-  dtr_sim_tensor* pointer() const { return pointer_; }
+  SimulatedTensor* pointer() const { return pointer_; }
   int64_t number() const { return reinterpret_cast<int64_t>(pointer_); }
-  void* handle() const { return dtr_sim_handle(pointer_); }
+  void* handle() const { return pointer_->storage; }
 
   // Of an operator that has it as an argument, and so keeps it in memory.
   uint64_t content() const {
-    const auto* words = static_cast<const uint64_t*>(dtr_sim_data(pointer_));
-    require(words[0] == words[words_ - 1], "a content of two parts");
-    return words[0];
+    require(words()[0] == words()[pointer_->elements - 1], "a content of two parts");
+    return words()[0];
   }
   void fill(uint64_t content) const {
-    auto* words = static_cast<uint64_t*>(dtr_sim_data(pointer_));
-    for (int64_t i = 0; i < words_; ++i) words[i] = content;
+    for (int64_t i = 0; i < pointer_->elements; ++i) words()[i] = content;
   }
 
   uint64_t expected = 0;
 
  private:
-  dtr_sim_tensor* pointer_ = nullptr;
-  int64_t words_ = 0;
+  uint64_t* words() const { return static_cast<uint64_t*>(pointer_->storage->address()); }
+
+  SimulatedTensor* pointer_ = nullptr;
 };
 
 // One thread's calls of operators.
 class Worker {
  public:
-  explicit Worker(Machine& machine) : machine_(machine) {
-    ok(dtr_frame_create(machine.engine, &frame_));
+  explicit Worker(Machine& machine) : machine_(machine), core_(*machine.core) {
+    ok(core_.frame_create(static_cast<dtr_engine*>(core_.engine), &frame_));
   }
-  ~Worker() { ok(dtr_frame_destroy(frame_)); }
+  ~Worker() { core_.frame_destroy(frame_); }
 
   Tensor make(int64_t words, uint64_t content) {
     Tensor tensor = empty(words);
@@ -183,44 +179,47 @@ class Worker {
   // A new tensor of so many words; words 0: overwrites the last argument.
   Tensor call(uint64_t seed, const std::vector<Tensor*>& arguments, int64_t words) {
     const auto count = static_cast<uint32_t>(arguments.size());
-    int64_t* buffer = dtr_frame_buffer(frame_, count + 1);
+    int64_t* buffer = core_.frame_buffer(frame_, count + 1);
     for (uint32_t i = 0; i < count; ++i) buffer[i] = arguments[i]->number();
     if (words == 0) buffer[count - 1] |= DTR_USE_MUTATE;
-    const int64_t need = answer(dtr_op_begin(frame_, count, DTR_OP_RECOMPUTABLE, seed % 16 + 1));
-    if (need & DTR_HAS_DROPPED) machine_.drop_closures();
+    const int64_t need = answer(core_.op_begin(frame_, count, DTR_OP_RECOMPUTABLE, seed % 16 + 1));
     if (need & DTR_NEED_WORK) prepare();
     uint64_t expected = seed;
     for (const Tensor* argument : arguments) expected = mixed(expected, argument->expected);
-    const Closure closure{seed, words};
-    Tensor result;
+    auto closure = std::make_unique<Closure>(Closure{seed, words});
     std::vector<const Tensor*> read(arguments.begin(), arguments.end());
-    result = execute(closure, read);
-    buffer = dtr_frame_buffer(frame_, 1);
+    Tensor result = execute(*closure, read);
+    buffer = core_.frame_buffer(frame_, 1);
     buffer[0] = words == 0 ? arguments.back()->number() : result.number();
-    const int64_t op = answer(dtr_op_end(frame_, 1, DTR_OP_RECOMPUTABLE, 1000 + words));
-    if (op > 0) machine_.keep(op, closure);
+    // The record has it, unless the answer is that there is none.
+    Closure* given = closure.release();
+    if (answer(core_.op_end(frame_, 1, DTR_OP_RECOMPUTABLE, 1000 + words, given)) == 0)
+      closure.reset(given);
     (words == 0 ? *arguments.back() : result).expected = expected;
     return result;
   }
 
   // Whether it holds its content; an operator without a result keeps it in memory meanwhile.
   void look(Tensor& tensor) {
-    dtr_frame_buffer(frame_, 1)[0] = tensor.number();
-    if (answer(dtr_op_begin(frame_, 1, 0, 99)) & DTR_NEED_WORK) prepare();
+    core_.frame_buffer(frame_, 1)[0] = tensor.number();
+    if (answer(core_.op_begin(frame_, 1, 0, 99)) & DTR_NEED_WORK) prepare();
     require(tensor.content() == tensor.expected, "a wrong content");
-    answer(dtr_op_end(frame_, 0, 0, 1));
+    answer(core_.op_end(frame_, 0, 0, 1, nullptr));
   }
 
   void materialize(const Tensor& tensor) {
     const std::lock_guard lock(machine_.turn);
-    if (answer(dtr_remat_want(frame_, tensor.handle()))) rematerialize();
+    if (answer(core_.remat_want(frame_, tensor.handle()))) rematerialize();
   }
 
  private:
   Tensor empty(int64_t words) {
-    dtr_sim_tensor* made = nullptr;
-    ok(dtr_sim_make_tensor(machine_.framework, 0, -1, 0, kInt64, 1, &words, nullptr, &made));
-    return Tensor(made, words);
+    int32_t status = DTR_OK;
+    const char* message = "";
+    SimulatedTensor* made = machine_.framework->make_tensor(0, -1, 0, SimulatedTensor::kInt64,
+                                                            words, &status, &message);
+    if (made == nullptr) fail(message);
+    return Tensor(made);
   }
 
   Tensor execute(const Closure& closure, const std::vector<const Tensor*>& arguments) {
@@ -233,22 +232,23 @@ class Worker {
 
   void prepare() {
     const std::lock_guard lock(machine_.turn);
-    while (answer(dtr_op_prepare(frame_))) rematerialize();
+    while (answer(core_.op_prepare(frame_))) rematerialize();
   }
 
   void rematerialize() {
-    while (const int64_t op = answer(dtr_remat_next(frame_))) step(machine_.closure(op));
+    while (answer(core_.remat_next(frame_)))
+      step(*static_cast<const Closure*>(core_.step_closure(frame_)));
   }
 
-  // Runs the step that dtr_remat_next described: edges, then arguments.
+  // Runs the step that remat_next described: edges, then arguments.
   void step(const Closure& closure) {
-    const int64_t* at = dtr_frame_step(frame_, 0);
+    const int64_t* at = core_.frame_step(frame_, 0);
     std::vector<Tensor> edges;
     for (int64_t left = *at++; left > 0; --left) {
-      void* handle = reinterpret_cast<void*>(*at++);
+      auto* storage = reinterpret_cast<SimulatedStorage*>(*at++);
       const bool on_a_copy = *at++ != 0;
-      const auto words = static_cast<int64_t>(dtr_sim_storage_bytes(handle) / 8);
-      Tensor whole = over(handle, words);
+      const auto words = static_cast<int64_t>(storage->size_bytes / 8);
+      Tensor whole = over(storage, words);
       if (on_a_copy) {
         Tensor copy = empty(words);
         copy.fill(whole.content());
@@ -260,25 +260,23 @@ class Worker {
     for (int64_t left = *at++; left > 0; --left) {
       const int64_t edge = at[1], words = at[6];
       at += 6 + 2 * at[5];
-      arguments.push_back(edge < 0 ? empty(words) : over(edges[edge].handle(), words));
+      arguments.push_back(edge < 0 ? empty(words) : over(edges[edge].pointer()->storage, words));
     }
     std::vector<const Tensor*> read;
     for (const Tensor& argument : arguments) read.push_back(&argument);
     const Tensor result = execute(closure, read);
-    int64_t* numbers = dtr_frame_step(frame_, arguments.size() + 1);
+    int64_t* numbers = core_.frame_step(frame_, arguments.size() + 1);
     for (size_t i = 0; i < arguments.size(); ++i) numbers[i] = arguments[i].number();
     numbers[arguments.size()] = closure.words == 0 ? arguments.back().number() : result.number();
-    answer(dtr_remat_commit(frame_, static_cast<uint32_t>(arguments.size()), 1));
+    answer(core_.remat_commit(frame_, static_cast<uint32_t>(arguments.size()), 1));
   }
 
-  static Tensor over(void* handle, int64_t words) {
-    dtr_sim_tensor* made = nullptr;
-    const int64_t stride = 1;
-    ok(dtr_sim_tensor_over(handle, kInt64, 1, &words, &stride, 0, &made));
-    return Tensor(made, words);
+  static Tensor over(SimulatedStorage* storage, int64_t words) {
+    return Tensor(dtr::tensor_over(storage, SimulatedTensor::kInt64, 0, words));
   }
 
   Machine& machine_;
+  const dtr_core& core_;
   dtr_frame* frame_ = nullptr;
 };
 
@@ -353,10 +351,10 @@ void reconfigure(Machine& machine, const std::atomic<bool>& over) {
 void ask_for_advice(Machine& machine, const std::atomic<bool>& over) {
   while (!over.load()) {
     const auto words = static_cast<int64_t>(machine.budget);
-    dtr_sim_tensor* made = nullptr;
-    const int32_t failed =
-        dtr_sim_make_tensor(machine.framework, 0, -1, 0, kInt64, 1, &words, nullptr, &made);
-    require(failed == DTR_OUT_OF_MEMORY, "eight times the budget fits");
+    int32_t status = DTR_OK;
+    const char* message = "";
+    machine.framework->make_tensor(0, -1, 0, SimulatedTensor::kInt64, words, &status, &message);
+    require(status == DTR_OUT_OF_MEMORY, "eight times the budget fits");
     std::this_thread::yield();
   }
 }

@@ -8,15 +8,16 @@ plain Python (``Store.expected``), computed from expected contents only, never r
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from native_pool import NativePool, check, ffi, lib
+from native_pool import ERRORS, NativePool, check, ffi, lib
 
-from dtr_alloc import heuristics
+from dtr_alloc import _lab, heuristics
 from dtr_alloc.simulation import presets
 
 READ, MUTATE, WRITE_ONLY, SCRATCH = range(4)
@@ -30,6 +31,31 @@ WORDS = PAGE // WORD
 """Of a tensor of one page."""
 DEALLOCS = ("eager", "banish", "ignore", "lazy")
 MEASURED = -1
+
+toys = _lab.lib
+"""The framework (native/lab/dtr_lab.h)."""
+
+NUMBERS = itertools.count(1)
+OF_CLOSURES: dict[int, Toy] = {}
+"""By the number of a closure that a record needs."""
+
+
+def answer(number: int) -> int:
+    """What a function of the core's table gives."""
+    if number < 0:
+        check(-number)
+    return number
+
+
+def as_closure(number: int) -> Any:
+    return ffi.cast("void *", number)
+
+
+def allocated(call: Callable[..., int], *arguments: Any) -> None:
+    """A call that may allocate."""
+    message = _lab.ffi.new("const char **")
+    if status := call(*arguments, message):
+        raise ERRORS[status](status, ffi.string(message[0]).decode())
 
 
 def engine_options(heuristic: str | heuristics.Heuristic, **options: Any) -> Any:
@@ -71,7 +97,7 @@ class Tensor:
     def release(self) -> None:
         """The user lets go; once is enough."""
         if self.pointer is not None:
-            lib.dtr_sim_release_tensor(self.pointer)
+            toys.dtr_toy_release(self.pointer)
             self.pointer = None
             del self.toy.held[id(self)]
 
@@ -81,11 +107,11 @@ class Tensor:
 
     @property
     def handle(self) -> Any:
-        return lib.dtr_sim_handle(self.pointer)
+        return toys.dtr_toy_handle(self.pointer)
 
     @property
     def data(self) -> Any:
-        return lib.dtr_sim_data(self.pointer)
+        return toys.dtr_toy_data(self.pointer)
 
     @property
     def address(self) -> int:
@@ -196,9 +222,9 @@ class Toy:
         )
         check(lib.dtr_engine_create(self._options, out))
         self.engine = out[0]
-        out = ffi.new("dtr_sim **")
-        check(lib.dtr_sim_create(self.engine, out))
-        self.sim = out[0]
+        check(lib.dtr_engine_connect(self.engine, toys.dtr_toy_table()))
+        self.core = _lab.ffi.cast("const dtr_core *", lib.dtr_engine_core(self.engine))
+        self.framework = toys.dtr_toy_create(self.core)
         check(lib.dtr_engine_add_pool(self.engine, *device, pool.handle))
 
     def keep_history(self, ops: int) -> None:
@@ -238,20 +264,24 @@ class Toy:
             ).cast("Q")
 
     def _new(self, words: int, store: Store | None) -> Tensor:
-        out = ffi.new("dtr_sim_tensor **")
-        sizes = ffi.new("int64_t[]", [words])
-        stream = self.stream
-        check(
-            lib.dtr_sim_make_tensor(self.sim, *self.device, stream, INT64, 1, sizes, ffi.NULL, out)
-        )
+        out = _lab.ffi.new("dtr_toy_tensor **")
+        allocated(toys.dtr_toy_make, self.framework, *self.device, self.stream, INT64, words, out)
         return Tensor(self, out[0], store, 0, words)
+
+    def _over(self, handle: Any, offset: int, words: int, store: Store | None = None) -> Tensor:
+        return Tensor(self, toys.dtr_toy_over(handle, INT64, offset, words), store, offset, words)
 
     def view(self, base: Tensor, offset: int, words: int) -> Tensor:
         """A range of base's storage."""
-        out = ffi.new("dtr_sim_tensor **")
-        sizes, strides = ffi.new("int64_t[]", [words]), ffi.new("int64_t[]", [1])
-        check(lib.dtr_sim_make_view(base.pointer, 1, sizes, strides, offset, out))
-        return Tensor(self, out[0], base.store, offset, words)
+        return self._over(base.handle, offset, words, base.store)
+
+    def foreign(self, memory: Any, words: int) -> Any:
+        """The pointer of a tensor over memory of the caller."""
+        return toys.dtr_toy_from(self.framework, *self.device, memory, INT64, words)
+
+    def replace_memory(self, tensor: Tensor) -> None:
+        """Past the recorder."""
+        allocated(toys.dtr_toy_replace_memory, tensor.pointer, self.stream)
 
     def unseen(self, words: int, seed: int = 0) -> Tensor:
         """A tensor made where the recorder does not look: a constant."""
@@ -267,8 +297,8 @@ class Toy:
     def frame(self) -> Any:
         """The frame of this thread."""
         if not hasattr(self._local, "frame"):
-            out = ffi.new("dtr_frame **")
-            check(lib.dtr_frame_create(self.engine, out))
+            out = _lab.ffi.new("dtr_frame **")
+            check(self.core.frame_create(self.core.engine, out))
             self._local.frame = out[0]
             self._frames.append(out[0])
         return self._local.frame
@@ -297,41 +327,41 @@ class Toy:
         tensors = [tensor for tensor, _ in pairs]
         uses = tuple(use for _, use in pairs)
         operator = Operator(name, parameter, uses, tuple(results), fails)
-        if recomputable and lib.dtr_op_begins_at_rest(self.engine):
+        if recomputable and self.begins_at_rest():
             return self._run_at_rest(operator, tensors)
         frame = self.frame
-        buffer = lib.dtr_frame_buffer(frame, len(pairs))
+        buffer = self.buffer(len(pairs))
         for i, (tensor, use) in enumerate(pairs):
             buffer[i] = tensor.number | use
         flags = RECOMPUTABLE if recomputable else 0
         flags |= lib.DTR_OP_KEEPS_OLD if keeps_old else 0
         flags |= lib.DTR_OP_COPIES if copies else 0
-        need = lib.dtr_op_begin(frame, len(pairs), flags, op_key(name))
-        if need < 0:
-            check(-need)
+        self.drain()
+        need = answer(self.core.op_begin(frame, len(pairs), flags, op_key(name)))
         started = False
         try:
-            if need & lib.DTR_HAS_DROPPED:
-                self.drain()
             if need & lib.DTR_NEED_WORK:
                 self._prepare(frame)
             started = True
             everything = self._execute(operator, tensors)
         except BaseException:
-            lib.dtr_op_abort(frame, started)
+            self.core.op_abort(frame, started)
             raise
-        buffer = lib.dtr_frame_buffer(frame, len(everything))
+        new = everything[len(everything) - len(operator.results) :]
+        buffer = self.buffer(len(everything))
         for i, result in enumerate(everything):
             buffer[i] = result.number
-        op_id = lib.dtr_op_end(frame, len(everything), flags, self.cost(operator, tensors))
+        closure = next(NUMBERS)
+        self.closures[closure], OF_CLOSURES[closure] = operator, self
+        op_id = self.core.op_end(
+            frame, len(everything), flags, self.cost(operator, tensors), as_closure(closure)
+        )
+        if op_id <= 0:
+            del self.closures[closure], OF_CLOSURES[closure]
         if op_id < 0:
-            lib.dtr_op_abort(frame, started)
-            for tensor in everything[len(everything) - len(operator.results) :]:
-                tensor.release()
-            check(-op_id)
-        if op_id > 0:
-            self.closures[op_id] = operator
-        new = everything[len(everything) - len(operator.results) :]
+            self.core.op_abort(frame, started)
+            release(*new)
+            answer(op_id)
         self._expect(operator, tensors, new)
         return new
 
@@ -339,10 +369,19 @@ class Toy:
         try:
             everything = self._execute(operator, tensors)
         finally:
-            check(lib.dtr_op_ended_at_rest(self.engine))
+            self.ends_at_rest()
         new = everything[len(everything) - len(operator.results) :]
         self._expect(operator, tensors, new)
         return new
+
+    def begins_at_rest(self) -> bool:
+        return self.core.op_begins_at_rest(self.core.engine) == 1
+
+    def ends_at_rest(self) -> None:
+        self.core.op_ended_at_rest(self.core.engine)
+
+    def buffer(self, numbers: int) -> Any:
+        return self.core.frame_buffer(self.frame, numbers)
 
     def cost(self, operator: Operator, tensors: list[Tensor]) -> int:
         """What an operator costs in ns, the same in every run; MEASURED leaves it to the clock."""
@@ -404,62 +443,54 @@ class Toy:
         tensor.store.expected[start * WORD : (start + count) * WORD] = seed * count
 
     def drain(self) -> None:
-        ids = ffi.new("int64_t[64]")
-        while count := lib.dtr_engine_drain_dropped(self.engine, ids, 64):
+        """Forgets the closures, of all toys, that nothing needs any more."""
+        dropped = ffi.new("void *[64]")
+        while count := toys.dtr_toy_dropped(dropped, 64):
             for i in range(count):
-                self.closures.pop(ids[i], None)
+                number = int(ffi.cast("intptr_t", dropped[i]))
+                del OF_CLOSURES.pop(number).closures[number]
 
     # ---- recomputing (native/bridge/repeat.h) ----
 
     def _prepare(self, frame: Any) -> None:
         with self._recompute_lock:
-            while work := lib.dtr_op_prepare(frame):
-                if work < 0:
-                    check(-work)
+            while answer(self.core.op_prepare(frame)):
                 self._rematerialize(frame)
 
     def materialize(self, tensor: Tensor) -> None:
         with self._recompute_lock:
-            work = lib.dtr_remat_want(self.frame, tensor.handle)
-            if work < 0:
-                check(-work)
-            if work:
+            if answer(self.core.remat_want(self.frame, tensor.handle)):
                 self._rematerialize(self.frame)
 
     def materialize_all(self) -> None:
         with self._recompute_lock:
             try:
-                while work := lib.dtr_remat_want_any(self.frame):
-                    if work < 0:
-                        check(-work)
+                while answer(self.core.remat_want_any(self.frame)):
                     self._rematerialize(self.frame)
             except BaseException:
-                lib.dtr_remat_abort(self.frame)
+                self.core.remat_abort(self.frame)
                 raise
 
     def _rematerialize(self, frame: Any) -> None:
         try:
-            while op_id := lib.dtr_remat_next(frame):
-                if op_id < 0:
-                    check(-op_id)
-                self._step(frame, self.closures[op_id])
+            while answer(self.core.remat_next(frame)):
+                number = int(ffi.cast("intptr_t", self.core.step_closure(frame)))
+                self._step(frame, self.closures[number])
         except BaseException:
-            lib.dtr_remat_abort(frame)
+            self.core.remat_abort(frame)
             raise
 
     def _step(self, frame: Any, operator: Operator) -> None:
         self.recomputed.append(operator.name)
         mine: list[Tensor] = []
         try:
-            tensors = self._rebuild(lib.dtr_frame_step(frame, 0), mine)
+            tensors = self._rebuild(self.core.frame_step(frame, 0), mine)
             everything = self._execute(operator, tensors)
             mine += everything[len(everything) - len(operator.results) :]
-            step = lib.dtr_frame_step(frame, len(tensors) + len(everything))
+            step = self.core.frame_step(frame, len(tensors) + len(everything))
             for i, tensor in enumerate([*tensors, *everything]):
                 step[i] = tensor.number
-            status = lib.dtr_remat_commit(frame, len(tensors), len(everything))
-            if status < 0:
-                check(-status)
+            answer(self.core.remat_commit(frame, len(tensors), len(everything)))
         finally:
             for tensor in mine:
                 tensor.release()
@@ -495,14 +526,8 @@ class Toy:
             tensors.append(tensor)
         return tensors
 
-    def _over(self, handle: Any, offset: int, words: int) -> Tensor:
-        out = ffi.new("dtr_sim_tensor **")
-        sizes, strides = ffi.new("int64_t[]", [words]), ffi.new("int64_t[]", [1])
-        check(lib.dtr_sim_tensor_over(handle, INT64, 1, sizes, strides, offset, out))
-        return Tensor(self, out[0], None, offset, words)
-
     def _storage(self, handle: Any, copy: int, mine: list[Tensor]) -> Tensor:
-        words = lib.dtr_sim_storage_bytes(handle) // WORD
+        words = toys.dtr_toy_storage_bytes(handle) // WORD
         whole = self._over(handle, 0, words)
         mine.append(whole)
         if copy:
@@ -604,11 +629,11 @@ class Toy:
     def close(self) -> None:
         """Destroys all but the pool; every tensor was released."""
         for frame in self._frames:
-            lib.dtr_frame_destroy(frame)
+            self.core.frame_destroy(frame)
         self._frames.clear()
         assert self.stats().live_storages == 0
         self.reset()  # pins of what it never met
-        check(lib.dtr_sim_destroy(self.sim))
+        assert toys.dtr_toy_destroy(self.framework) == 0
         check(lib.dtr_engine_destroy(self.engine))
 
 

@@ -19,7 +19,7 @@ CUDA_HEADERS = re.compile(r"cuda|cu(blas|dnn|fft|rand|solver|sparse)|nvrtc|nccl|
 
 NATIVE = (
     *("include", "base", "graph", "policy", "eviction", "oplog", "run"),
-    *("toy", "simulate", "learn", "fragment", "api", "bridge", "lab"),
+    *("simulate", "learn", "fragment", "api", "bridge", "lab"),
 )
 """The folders of native/, the lowest layer first."""
 

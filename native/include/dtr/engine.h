@@ -129,7 +129,7 @@ typedef struct dtr_engine_options {
                     allocations that need room fail with DTR_OUT_OF_MEMORY and the same. 0: no limit */
   /* Storages up to this size are neither evicted nor moved: it would free next to nothing, and
    * chains of scalars (running averages, counters) would be remembered for it. So an operator that
-   * only looks at such storages need not be announced by dtr_op_begin. Changed while there are no
+   * only looks at such storages need not be announced by op_begin. Changed while there are no
    * records. */
   uint64_t tiny_bytes;
   /* 1: though swap_bytes is 0, a content that was evicted when what it was computed from was to be
@@ -201,7 +201,7 @@ typedef struct dtr_engine_stats {
  * of its tensor arguments, the sizes of its results (policy/costs.h). */
 typedef struct dtr_cost {
   uint64_t signature; /* never 0 */
-  uint64_t op_key;    /* of the operator, as given to dtr_op_begin */
+  uint64_t op_key;    /* of the operator, as given to op_begin */
   int64_t cost_ns;    /* the mean; 1 to 2^40 */
   uint64_t readings;  /* from how many */
 } dtr_cost;
@@ -212,8 +212,7 @@ typedef struct dtr_cost {
 int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out);
 
 /* Frees the engine.
- * Fails iff: DTR_STATE if it has records (dtr_engine_reset), captures, frames or a simulated
- * framework. */
+ * Fails iff: DTR_STATE if it has records (dtr_engine_reset) or captures. */
 int32_t dtr_engine_destroy(dtr_engine* engine);
 
 /* Takes new options; the records stay. Owner and Fails iff: as dtr_engine_create. */
@@ -245,7 +244,7 @@ typedef struct dtr_capture_owner {
 /* Says that a graph is being captured from now on. Meanwhile no live storage is evicted, ops are
  * constants, and every storage that they touch stays where it is for good, a constant of which
  * nothing is computed again. Before the capture itself, bring back what is evicted
- * (dtr_remat_want_any), then wait for all streams.
+ * (remat_want_any of dtr/framework.h), then wait for all streams.
  * Owner: the caller keeps *owner in its place until dtr_end_capture.
  * Fails iff: DTR_STATE if the owner has a capture under way. */
 int32_t dtr_begin_capture(dtr_engine* engine, dtr_capture_owner* owner);
@@ -332,11 +331,6 @@ typedef struct dtr_repeats {
 /* Writes up to capacity of what ran again while account was kept, what took longest first, and
  * returns how many there are. */
 uint64_t dtr_engine_repeats(dtr_engine* engine, dtr_repeats* repeats, uint64_t capacity);
-
-/* Writes up to capacity ids of ops that ended by dtr_op_end and whose records are gone, so that
- * their closures may go too, and returns how many: call it until it returns 0. (A bridge gives
- * its closures to the records, see dtr/framework.h.) */
-uint64_t dtr_engine_drain_dropped(dtr_engine* engine, int64_t* op_ids, uint64_t capacity);
 
 /* CFFI END */
 

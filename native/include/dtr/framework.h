@@ -13,6 +13,7 @@
 
 #include <stdint.h>
 
+#include "dtr/engine.h"
 #include "dtr/ops.h"
 #include "dtr/status.h"
 
@@ -20,7 +21,9 @@
 extern "C" {
 #endif
 
-#define DTR_BRIDGE_ABI_VERSION 16
+#define DTR_BRIDGE_ABI_VERSION 17
+
+/* CFFI BEGIN */
 
 /* What a tensor is, as the engine wants to know it. Pointers stay valid while
  * the tensor lives and is not resized. */
@@ -109,6 +112,9 @@ enum {
   DTR_READS_EVICTED = 3   /* it must be brought back (remat_want); then call again */
 };
 
+/* What one thread's recorder has in flight. */
+typedef struct dtr_frame dtr_frame;
+
 /* What the core does for the framework. Every function may be called on any
  * thread, with or without the GIL, and with no lock of ours held. */
 typedef struct dtr_core {
@@ -150,44 +156,102 @@ typedef struct dtr_core {
                                     uint64_t size_bytes, uint64_t stream);
   int32_t (*pool_arena_close)(dtr_pool* pool, uint64_t arena);
   const char* (*last_error)(void);
-  /* Ops and rematerializations: the functions of the same names in dtr/ops.h, dtr/storage.h,
-   * dtr/engine.h and dtr/op_log.h. */
+
+  /* ---- Ops and rematerializations: the steps of every operator, of which nothing is checked ----
+   *
+   * A frame is what one thread's recorder has in flight: at most one op. It is used by one thread at
+   * a time, and owns none of the tensors and handles that it is given: they live until op_end or
+   * op_abort. engine: dtr_core.engine. Answers below 0 are -status, and last_error has the message. */
   int32_t (*frame_create)(dtr_engine* engine, dtr_frame** out);
+  /* Its op has ended, and its stack is empty. */
   void (*frame_destroy)(dtr_frame* frame);
+  /* The numbers that op_begin and op_end read: at least capacity of them.
+   * Owner: the frame, until a larger capacity is asked for. */
   int64_t* (*frame_buffer)(dtr_frame* frame, uint64_t capacity);
+  /* The numbers that remat_next writes and remat_commit reads.
+   * Owner: the frame, until a larger capacity is asked for or the next step is described. */
   int64_t* (*frame_step)(dtr_frame* frame, uint64_t capacity);
+  /* The c10::DeviceType of the step that remat_next described last. */
   int32_t (*frame_device)(dtr_frame* frame);
+  /* Begins an op whose tensor arguments stand in buffer[0..tensors): locks their storages and stamps
+   * their access time. op_key says which operator it is, by the same number in every process. Returns
+   * DTR_NEED bits, or -status; then nothing is locked.
+   * Fails iff: DTR_STATE if the frame's last op has not ended. */
   int32_t (*op_begin)(dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key);
+  /* Puts on the frame's stack the storages that must be rematerialized before the op may run: evicted
+   * inputs; then dependents of a constant that it overwrites; then dependents of history that is too
+   * old. Returns 1 if there are any (run the stack with remat_next and call again), 0 if the op may
+   * run, or -status. */
   int32_t (*op_prepare)(dtr_frame* frame);
   /* The op that runs reads a tensor. A storage that is none of its arguments becomes an input of its
    * record, and is locked until the op has ended. Returns DTR_READS_..., or -status. */
   int32_t (*op_reads)(dtr_frame* frame, const void* tensor);
-  /* With what the clock says as the cost. An answer above 0: the record has the closure (not
+  /* Ends an op whose result tensors stand in buffer[0..results): records them and unlocks the inputs.
+   * flags: those of op_begin; DTR_OP_RECOMPUTABLE counts only if it is given here too. cost_ns: what
+   * the op cost, at most 2^40; negative: as measured by the clock, averaged over the calls of its
+   * signature. The engine's clock moves on by it. An answer above 0: the record has the closure (not
    * NULL) from now on, hands it out with each step (step_closure), and gives it to
-   * dtr_framework.drop_closure in the end. Otherwise it stays the caller's. */
-  int64_t (*op_end)(dtr_frame* frame, uint32_t results, uint32_t flags, void* closure);
+   * dtr_framework.drop_closure in the end. Otherwise it stays the caller's; below 0 the op has not
+   * ended. */
+  int64_t (*op_end)(dtr_frame* frame, uint32_t results, uint32_t flags, int64_t cost_ns,
+                    void* closure);
+  /* Ends an op that failed or will not run: unlocks its inputs. started 1: it may have overwritten
+   * some of its storages, which become constants of unknown content; 0: it was never called.
+   * Without an op nothing is done. */
   void (*op_abort)(dtr_frame* frame, int32_t started);
+  /* Whether an op that may be repeated runs without all this, since the recorder rests: nothing is
+   * recorded, and all contents are constants (graph/rest.h). 1: call op_ended_at_rest once it has
+   * ended or failed; 0: begin it by op_begin. */
   int32_t (*op_begins_at_rest)(dtr_engine* engine);
-  int32_t (*op_ended_at_rest)(dtr_engine* engine);
+  void (*op_ended_at_rest)(dtr_engine* engine);
+  /* Describes the next op to run again in frame_step, and returns its id; 0 if the stack is empty;
+   * -status on failure: call remat_abort then. The description:
+   *   edges, then for each: handle, copy (1: run on a copy of this storage)
+   *   tensors, then for each: use, edge (-1: none), scalar type, flags, offset, ndim, sizes[ndim],
+   *     strides[ndim]
+   * use is 0 read, 1 mutate, 2 write only, 3 scratch, 4 empty, 5 by value. A tensor without an edge
+   * is made afresh from its shape. An edge below -1 is a number of bytes, negated: the tensor is a
+   * part, at its offset, of as much memory, made afresh.
+   * Owner: the engine holds the handles until the step is committed or aborted.
+   * Fails iff: DTR_STATE if an input is lost; DTR_OUT_OF_MEMORY if memory is short. */
   int64_t (*remat_next)(dtr_frame* frame);
   /* The closure of the step that remat_next described last. */
   void* (*step_closure)(dtr_frame* frame);
+  /* Commits a step whose closure ran: step[0..tensors) are its rebuilt argument tensors (0 for those
+   * by value), then come its result tensors. Their memory moves into the storages that were evicted.
+   * On failure call remat_abort.
+   * Fails iff: DTR_STATE if no step is in progress, or the results are not what the first run gave. */
   int32_t (*remat_commit)(dtr_frame* frame, uint32_t tensors, uint32_t results);
+  /* Gives up the stack and unlocks what it locked. Contents that a failed step may have
+   * overwritten are dropped, and can be computed again. */
   void (*remat_abort)(dtr_frame* frame);
   /* Puts on the frame's stack what is evicted and depends on the tensors in buffer[0..tensors), as
    * before an op that overwrites them all. Returns 1 (run the stack and call again), 0 if nothing
    * depends on them any more, or -status. */
   int32_t (*settle)(dtr_frame* frame, uint32_t tensors);
+  /* Puts one storage on the stack. Returns 1 if it is evicted, 0 if there is nothing to do, -status.
+   * Owner: the caller keeps the handle alive. */
   int32_t (*remat_want)(dtr_frame* frame, void* handle);
+  /* Puts some live evicted storage on the stack. Returns 1, 0 if there is none, or -status. Between a
+   * 1 and the 0, or remat_abort, nothing live is evicted. */
   int32_t (*remat_want_any)(dtr_frame* frame);
+  /* The functions of the same names in dtr/storage.h and dtr/engine.h. */
   int32_t (*pin)(dtr_engine* engine, const void* tensor, int32_t escaped);
   int32_t (*unpin)(dtr_engine* engine, void* handle);
   uint64_t (*engine_holders)(dtr_engine* engine, struct dtr_holder* holders, uint64_t capacity);
+  /* Names the operator of the ops that begin on this frame from now on: a number of the caller's
+   * choice, not below 0, which stands in the op log (dtr/op_log.h). (-1 there: a view that nobody
+   * recorded, or no name was given.) */
   void (*op_log_name)(dtr_frame* frame, int32_t name);
+  /* Records an operator that only made views: buffer[0..tensors) are its arguments' tensors, then
+   * come its results' (0: none). name is the operator's, cost_ns its time, 0 to 2^40. Only views of
+   * storages that have a name are recorded, and none while the log is not written. */
   void (*op_log_view)(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
                       int64_t cost_ns);
   void (*place)(uint32_t place);
 } dtr_core;
+
+/* CFFI END */
 
 #ifdef __cplusplus
 }

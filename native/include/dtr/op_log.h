@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#include "dtr/ops.h"
+#include "dtr/engine.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -44,21 +44,6 @@ enum {
 
 /* Switches the op log. What was not drained stays; DTR_OP_LOG_OFF forgets all names. */
 int32_t dtr_op_log_set(dtr_engine* engine, int32_t mode);
-
-/* Names the operator of the ops that begin on this frame from now on: a number of the caller's
- * choice, not below 0, which stands in the records. (-1 there: a view that nobody recorded, or no
- * name was given.)
- * Threads and Fails iff: as for every function of a frame (dtr/ops.h). */
-int32_t dtr_op_log_name(dtr_frame* frame, int32_t name);
-
-/* Records an operator that only made views: buffer[0..tensors) are its arguments' tensors, then come
- * its results' (0: none). name is the operator's, cost_ns its time, 0 to 2^40. Only views of
- * storages that have a name are recorded, and none while the log is not written.
- * Threads: as for every function of a frame.
- * Fails iff: DTR_STATE if no framework is connected, or another call uses the frame; DTR_INVALID if
- * the buffer has fewer numbers, or an entry is no tensor. */
-int32_t dtr_op_log_view(dtr_frame* frame, uint32_t tensors, uint32_t results, int32_t name,
-                        int64_t cost_ns);
 
 /* Moves all records out, and returns how many numbers they are: if that is more than capacity,
  * nothing was moved. */
