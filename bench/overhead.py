@@ -1,33 +1,39 @@
-"""What dtr_alloc costs while its budget never binds.
+"""What dtr_alloc costs while its budget never binds: at rest, and while it records.
 
-    python -m bench.overhead [--json PATH] [--smoke]
+    python -m bench.overhead [--null-cuda] [--json PATH] [--smoke]
 
-Three answers, each from one process in which running with and without take turns, round by round:
+The recorder rests (docs/concepts/life-of-an-operator.md) once a job has shown that nothing has to
+be evicted, so each is measured twice: at rest, and with a recorder that never rests, under a budget
+that never binds. Plain PyTorch takes turns with both, round by round, in one process:
 
 - per operator: the time that dtr_alloc adds to operators on small tensors, where there is nothing
   to hide behind. Tensors have 1 KiB, just large enough that results are recorded with their
-  closures.
-- in loops of a few operators on tiny tensors, and in inference: the time of an operator as a ratio,
-  with "unlimited" and with a budget in bytes that never binds, from the session's beginning: so it
-  has the looks for what is repeated in it.
+  closures. Loops of a few operators on tiny tensors, and inference, take one session of 40,000
+  operators, so that it has the looks for what is repeated in it.
 - per training step: the time of steps of whole jobs, as a ratio to the time without. Steps include
   the allocator, whose reuse of memory can make them faster. The job "tiny" is the hardest: a
-  thousand operators on tensors of some bytes. A second ratio is with a budget that never binds. A
-  third one is of a job that was made before dtr_alloc was switched on, whose parameters are memory
-  of PyTorch's own allocator. A fourth one is of a job for which a page and a line of progress are
-  asked for: with the thread that looks at the counters, and hooks on all modules.
+  thousand operators on tensors of some bytes. A third ratio is of a job that was made before
+  dtr_alloc was switched on, whose parameters are memory of PyTorch's own allocator. A fourth one is
+  of a job for which a page and a line of progress are asked for: with the thread that looks at the
+  counters, and hooks on all modules. Both are recorded.
+- with --null-cuda, per training step on a CUDA device whose kernels compute nothing, so all of the
+  step is the host's (bench/null_cuda; the python that runs it has a CUDA build of PyTorch). Here
+  each way has a process of its own.
 
-Times are the least of many rounds, in one thread: of the process's CPU, which other programs on the
-machine disturb less, and for steps of the wall clock, too. A few percent stay noise.
+Times are of the process's CPU, which other programs on the machine disturb less, and for steps of
+the wall clock, too: the least of many rounds, in one thread; on the null device the median of all
+steps. A few percent stay noise.
 """
 
 from __future__ import annotations
 
 import gc
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter_ns, process_time_ns
 from typing import Any
 
@@ -39,6 +45,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dtr_alloc
 from bench import results
 from bench.models import JOBS, Job
+from bench.null_cuda import __main__ as null_cuda
 
 SIDE = 16
 Call = Callable[[], Any]
@@ -54,29 +61,31 @@ class Counting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def unlimited() -> AbstractContextManager[None]:
-    """dtr_alloc, with a budget that never binds."""
-    return dtr_alloc.session(budget="unlimited", device="cpu")
-
-
-def budgeted() -> AbstractContextManager[None]:
-    """The same, with a budget in bytes: whether steps repeat is looked at, too."""
-    return dtr_alloc.session(budget="64GiB", device="cpu")
-
-
 @contextmanager
-def shown() -> Iterator[None]:
-    """The same, with all that is gathered for a page and shown meanwhile; the page itself is none,
-    as the last session of the process has none."""
-    with dtr_alloc.session("unlimited", device="cpu", report="page.html", progress=True):
+def at_rest() -> Iterator[None]:
+    """dtr_alloc, whose recorder rests."""
+    with dtr_alloc.session("unlimited", device="cpu", debug="rest:8"):
+        x = square()
+        while not dtr_alloc.stats().rests:
+            torch.relu(x)
         yield
+        if dtr_alloc.stats().rests > 1:
+            raise SystemExit("bench.overhead: the recorder did not stay at rest")
 
 
-MODES: dict[str, Callable[[], AbstractContextManager[None]]] = {
-    "plain": nullcontext,
-    "dtr_alloc": unlimited,
+def recording(**settings: Any) -> AbstractContextManager[None]:
+    """dtr_alloc, which records, with a budget: whether steps repeat is looked at, too."""
+    return dtr_alloc.session("64GiB", device="cpu", debug="rest:0", **settings)
+
+
+Modes = dict[str, Callable[[], AbstractContextManager[None]]]
+MODES: Modes = {"plain": nullcontext, "rest": at_rest, "recording": recording}
+# The page itself is none, as the last session of the process has none.
+JOB_MODES: Modes = {
+    **MODES,
+    "older": recording,
+    "shown": lambda: recording(report="page.html", progress=True),
 }
-LOOP_MODES = {**MODES, "budget": budgeted}
 
 
 def square() -> Tensor:
@@ -123,24 +132,7 @@ class Case:
     name: str
     make: Callable[[], Call]
     grad: bool = False
-
-
-CASES = (
-    Case("add", on(torch.add, square, square)),
-    Case("relu", on(torch.relu, square)),
-    Case("mul by a scalar", on(lambda x: x * 0.5, square)),
-    Case("addmm", on(torch.addmm, line, square, weight)),
-    Case("cat of two", on(lambda x, y: torch.cat([x, y]), square, square)),
-    Case("softmax", on(lambda x: torch.softmax(x, dim=-1), square)),
-    Case("sum by row", on(lambda x: x.sum(dim=0, keepdim=True), square)),
-    Case("layer_norm", on(layer_norm, square, line, line)),
-    Case("add_ to a parameter", on(lambda w, step: w.add_(step), weight, square)),
-    Case("mul, add_", on(lambda x, y: torch.mul(x, y).add_(y), square, square)),
-    Case("dropout", on(lambda x: nn.functional.dropout(x, 0.5), square)),
-    Case("addmm, autograd", on(torch.addmm, line, square, weight), grad=True),
-    Case("layer_norm, autograd", on(layer_norm, square, line, line), grad=True),
-    Case("linear, relu, backward", backward, grad=True),
-)
+    is_long: bool = False  # whether a round is what a job does for long without a training step
 
 
 def repeated(*operators: Callable[[Tensor], Tensor]) -> Callable[[], Call]:
@@ -170,16 +162,32 @@ def inference() -> Call:
     return lambda: net(x)
 
 
-LOOPS = (
-    Case("loop of one", repeated(torch.neg)),
-    Case("loop of two", repeated(torch.neg, torch.abs)),
-    Case("loop of five", repeated(torch.neg, torch.abs, torch.exp, torch.sin, torch.cos)),
-    Case("foreach, a tensor at a time", foreach),
-    Case("inference", inference),
+CASES = (
+    Case("add", on(torch.add, square, square)),
+    Case("relu", on(torch.relu, square)),
+    Case("mul by a scalar", on(lambda x: x * 0.5, square)),
+    Case("addmm", on(torch.addmm, line, square, weight)),
+    Case("cat of two", on(lambda x, y: torch.cat([x, y]), square, square)),
+    Case("softmax", on(lambda x: torch.softmax(x, dim=-1), square)),
+    Case("sum by row", on(lambda x: x.sum(dim=0, keepdim=True), square)),
+    Case("layer_norm", on(layer_norm, square, line, line)),
+    Case("add_ to a parameter", on(lambda w, step: w.add_(step), weight, square)),
+    Case("mul, add_", on(lambda x, y: torch.mul(x, y).add_(y), square, square)),
+    Case("dropout", on(lambda x: nn.functional.dropout(x, 0.5), square)),
+    Case("addmm, autograd", on(torch.addmm, line, square, weight), grad=True),
+    Case("layer_norm, autograd", on(layer_norm, square, line, line), grad=True),
+    Case("linear, relu, backward", backward, grad=True),
+    Case("loop of one", repeated(torch.neg), is_long=True),
+    Case("loop of two", repeated(torch.neg, torch.abs), is_long=True),
+    Case(
+        "loop of five",
+        repeated(torch.neg, torch.abs, torch.exp, torch.sin, torch.cos),
+        is_long=True,
+    ),
+    Case("foreach, a tensor at a time", foreach, is_long=True),
+    Case("inference", inference, is_long=True),
 )
-"""What a job does for long without a training step."""
-LOOP_OPERATORS = 40_000
-"""In one session: several looks for what is repeated are among them."""
+LONG_OPERATORS = 40_000
 
 
 class Tiny(Job):
@@ -232,33 +240,24 @@ def time_calls(case: Case, mode: Callable[[], AbstractContextManager[None]], cal
 
 
 def measure_case(case: Case, rounds: int, calls: int) -> dict[str, Any]:
-    """One row: what dtr_alloc adds to one operator of the case."""
+    """One row: what an operator of the case takes."""
+    count = operators(case)
+    if case.is_long:
+        rounds, calls = max(rounds // 8, 1), LONG_OPERATORS // count
     least = dict.fromkeys(MODES, float("inf"))
     for _ in range(rounds):
         for way, mode in MODES.items():
-            least[way] = min(least[way], time_calls(case, mode, calls))
-    count = operators(case)
-    return {
-        "case": case.name,
-        "operators": count,
-        "plain_ns_per_op": least["plain"] / count,
-        "added_ns_per_op": (least["dtr_alloc"] - least["plain"]) / count,
-    }
+            least[way] = min(least[way], time_calls(case, mode, calls) / count)
+    return {"case": case.name, "operators": count, **of_idle(least, count=1)}
 
 
-def measure_loop(case: Case, rounds: int) -> dict[str, Any]:
-    """One row: what an operator of a loop takes, as ratios to the time without dtr_alloc."""
-    count = operators(case)
-    least = dict.fromkeys(LOOP_MODES, float("inf"))
-    for _ in range(rounds):
-        for way, mode in LOOP_MODES.items():
-            least[way] = min(least[way], time_calls(case, mode, LOOP_OPERATORS // count))
-    return {
-        "loop": case.name,
-        "plain_ns_per_op": least["plain"] / count,
-        "ratio_unlimited": least["dtr_alloc"] / least["plain"],
-        "ratio_budget": least["budget"] / least["plain"],
-    }
+def of_idle(ns: dict[str, float], count: int) -> dict[str, float]:
+    """What a time of `count` operators is for each, at rest and recording."""
+    found = {"plain_ns_per_op": ns["plain"] / count}
+    for way in ("rest", "recording"):
+        found[f"{way}_ratio"] = ns[way] / ns["plain"]
+        found[f"{way}_added_ns_per_op"] = (ns[way] - ns["plain"]) / count
+    return found
 
 
 def timed_steps(job: Job, first: int, steps: int) -> Iterator[tuple[float, float]]:
@@ -273,12 +272,11 @@ def measure_steps(
     name: str, kind: Callable[..., Job], scale: float, rounds: int, seed: int
 ) -> dict[str, Any]:
     """One row: a job's step without and with dtr_alloc; a job of its own for each."""
-    modes = LOOP_MODES | {"shown": shown, "older": unlimited}
     jobs: dict[str, Job] = {"older": kind(scale=scale, seed=seed)}
-    times: dict[str, list[tuple[float, float]]] = {way: [] for way in modes}
+    times: dict[str, list[tuple[float, float]]] = {way: [] for way in JOB_MODES}
     steps = 4
     for done in range(0, rounds * steps, steps):
-        for way, mode in modes.items():
+        for way, mode in JOB_MODES.items():
             with mode():
                 if way not in jobs:
                     jobs[way] = kind(scale=scale, seed=seed)
@@ -286,58 +284,65 @@ def measure_steps(
                 times[way] += list(timed_steps(jobs[way], done, steps))[1:]
     with Counting() as counting:
         jobs["plain"].step(rounds * steps)
-    cpu = {way: min(of[0] for of in times[way]) for way in modes}
-    wall = {way: min(of[1] for of in times[way]) for way in modes}
+    cpu = {way: min(of[0] for of in times[way]) for way in JOB_MODES}
+    wall = {way: min(of[1] for of in times[way]) for way in JOB_MODES}
     return {
         "job": name,
         "scale": scale,
         "operators": counting.count,
         "step_seconds_plain": wall["plain"],
-        "step_seconds": wall["dtr_alloc"],
-        "ratio": wall["dtr_alloc"] / wall["plain"],
-        "cpu_ratio": cpu["dtr_alloc"] / cpu["plain"],
-        "cpu_ratio_budget": cpu["budget"] / cpu["plain"],
-        "cpu_ratio_older": cpu["older"] / cpu["plain"],
-        "cpu_ratio_shown": cpu["shown"] / cpu["plain"],
-        "added_ns_per_op": (cpu["dtr_alloc"] - cpu["plain"]) * 1e9 / counting.count,
+        **{f"{way}_wall_ratio": wall[way] / wall["plain"] for way in ("rest", "recording")},
+        **of_idle({way: 1e9 * seconds for way, seconds in cpu.items()}, counting.count),
+        **{f"{way}_ratio": cpu[way] / cpu["plain"] for way in ("older", "shown")},
     }
 
 
+def measure_null_cuda(rounds: int) -> Iterator[dict[str, Any]]:
+    """A row for each job: steps on the device whose kernels compute nothing."""
+    steps = 6
+    with tempfile.TemporaryDirectory() as folder:
+        library = null_cuda.library.build(Path(folder))
+        for job in null_cuda.JOBS:
+            with closing(null_cuda.Trainers(library)) as trainers:
+                ways = {
+                    "plain": trainers.start(job, "plain"),
+                    "rest": trainers.start(job, "dtr_alloc"),
+                    "recording": trainers.start(job, "dtr_alloc", debug="rest:0"),
+                }
+                taken = null_cuda.turns(ways, rounds, steps)
+            operators = round(taken["recording"]["added"]["recorded_ops"] / steps)
+            rested = taken["rest"]["added"]
+            ns = {way: 1e6 * taken[way]["host_ms"] for way in ways}
+            yield {
+                "job": job,
+                "operators": operators,
+                "recorded_at_rest": rested["recorded_ops"],
+                "plain_step_ms": taken["plain"]["host_ms"],
+                **of_idle(ns, operators),
+            }
+
+
+OF_IDLE = {
+    "operators": "{operators:}",
+    "plain ns": "{plain_ns_per_op:,.0f}",
+    "at rest": "{rest_ratio:.3f}x",
+    "added ns": "{rest_added_ns_per_op:,.0f}",
+    "recording": "{recording_ratio:.3f}x",
+    "it adds ns": "{recording_added_ns_per_op:,.0f}",
+}
 TABLES = {
-    "cases": (
-        "Per operator on 1 KiB tensors, ns of the CPU",
-        {
-            "case": "{case}",
-            "operators": "{operators:}",
-            "plain": "{plain_ns_per_op:,.0f}",
-            "added by dtr_alloc": "{added_ns_per_op:,.0f}",
-        },
-    ),
-    "loops": (
-        "Loops of operators on 8 numbers, processor time of an operator",
-        {
-            "loop": "{loop}",
-            "plain ns": "{plain_ns_per_op:,.0f}",
-            "unlimited": "{ratio_unlimited:.2f}x",
-            "a budget that never binds": "{ratio_budget:.2f}x",
-        },
-    ),
+    "cases": ("An operator on 1 KiB tensors or less", {"case": "{case}", **OF_IDLE}),
     "jobs": (
-        "Per training step",
+        "A training step",
         {
             "job": "{job}",
-            "scale": "{scale:g}",
-            "operators": "{operators:}",
             "plain s": "{step_seconds_plain:.5f}",
-            "dtr_alloc s": "{step_seconds:.5f}",
-            "ratio": "{ratio:.3f}x",
-            "of the CPU": "{cpu_ratio:.3f}x",
-            "with a budget": "{cpu_ratio_budget:.3f}x",
-            "made before": "{cpu_ratio_older:.3f}x",
-            "shown": "{cpu_ratio_shown:.3f}x",
-            "added ns per op": "{added_ns_per_op:,.0f}",
+            **OF_IDLE,
+            "made before": "{older_ratio:.3f}x",
+            "shown": "{shown_ratio:.3f}x",
         },
     ),
+    "null_cuda": ("A training step on the null device", {"job": "{job}", **OF_IDLE}),
 }
 """The answers, each with its title and columns."""
 
@@ -346,35 +351,44 @@ TABLES = {
 @click.option("--rounds", default=40, help="Of the cases; a job takes a third.")
 @click.option("--calls", default=400, help="Of a case in one round.")
 @click.option("--no-jobs", is_flag=True, help="Operators only.")
+@click.option("--null-cuda", "on_null_device", is_flag=True, help="The null device, too.")
 @click.option("--seed", default=0)
 @results.options("Few rounds, the smallest job, seconds.")
-def main(rounds: int, calls: int, no_jobs: bool, seed: int, path: str | None, smoke: bool) -> None:
+def main(
+    rounds: int,
+    calls: int,
+    no_jobs: bool,
+    on_null_device: bool,
+    seed: int,
+    path: str | None,
+    smoke: bool,
+) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
     steps = () if no_jobs else STEPS
     if smoke:
         rounds, steps = 3, (TINY,)
     console = results.console()
-    cases, jobs = [], []
+    found: dict[str, list[dict[str, Any]]] = {"cases": [], "jobs": [], "null_cuda": []}
     gc.collect()
     gc.disable()  # a collection in one round and not in another would be noise
     for case in CASES:
         with console.status(f"timing {case.name}"):
-            cases.append(measure_case(case, rounds, calls))
-    loops = []
-    for case in LOOPS:
-        with console.status(f"timing {case.name}"):
-            loops.append(measure_loop(case, max(rounds // 8, 1)))
+            found["cases"].append(measure_case(case, rounds, calls))
     gc.enable()
     for name, kind, scale in steps:
         with console.status(f"training {name}"):
-            jobs.append(measure_steps(name, kind, scale, max(rounds // 3, 2), seed))
-    found = {"cases": cases, "loops": loops, "jobs": jobs}
+            found["jobs"].append(measure_steps(name, kind, scale, max(rounds // 3, 2), seed))
+    if on_null_device:
+        found["null_cuda"] += measure_null_cuda(max(rounds // 8, 1))
     for name, (title, columns) in TABLES.items():
-        console.print(results.table(title, columns, found[name]))
-    middle = statistics.median(row["added_ns_per_op"] for row in cases)
-    console.print(f"median over the cases: dtr_alloc adds {middle:,.0f} ns an operator")
-    facts = {"rounds": rounds, "calls": calls, "added_ns_per_op": middle}
+        if found[name]:
+            console.print(results.table(title, columns, found[name]))
+    facts: dict[str, Any] = {"rounds": rounds, "calls": calls}
+    for way in ("rest", "recording"):
+        key = f"{way}_added_ns_per_op"
+        facts[key] = statistics.median(row[key] for row in found["cases"])
+        console.print(f"{way}, median over the cases: {facts[key]:,.0f} ns an operator")
     results.write(path, "overhead", seed, **facts, **found)
 
 

@@ -46,6 +46,10 @@ def figures(stats: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if stats.get("swaps"):
         there, back = stats["swapped_out_bytes"], stats["swapped_in_bytes"]
         yield "swapped out and in", f"{format_size(there)} and {format_size(back)}"
+    if rests := stats.get("rests"):
+        unrecorded = stats["unrecorded_ops"]
+        share = unrecorded / (stats["recorded_ops"] + unrecorded)
+        yield "recorder at rest", f"{share:.0%} of the operators, in {rests:,} rests"
     if learning := stats.get("learning"):
         yield "step tuner", learning
     if stats.get("host_waits"):

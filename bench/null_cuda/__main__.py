@@ -81,6 +81,7 @@ class Trainers:
         rule: str = "marginal",
         budget: int | str = "unlimited",
         clock: bool = False,
+        debug: str = "off",
     ) -> Remote:
         """A process that builds the job and takes the steps that do not count."""
         variables = {
@@ -90,6 +91,7 @@ class Trainers:
             "PYTHONSAFEPATH": "1",  # the modules of this process, whatever lies in its folder
             "NULL_CUDA_DEVICE_SCALE": str(self.device_scale),
             "DTR_ALLOC_HEURISTIC": rule,
+            "DTR_ALLOC_DEBUG": debug,
         }
         if clock:
             variables |= {"NULL_CUDA_PRICES": prices(), "NULL_CUDA_HOST_SCALE": str(HOST_SCALE)}

@@ -21,6 +21,7 @@ MOST_BYTES = 1 << 20
 _COUNTERS = (
     *("budget_bytes", "peak_allocated_bytes", "recompute_seconds", "recompute_cost_seconds"),
     *("clock_seconds", "search_seconds", "evictions", "out_of_memory_errors"),
+    *("recorded_ops", "unrecorded_ops"),
 )
 
 
@@ -66,10 +67,11 @@ def ranks(files: Sequence[Path]) -> list[dict[str, Any]]:
 def _row(path: Path) -> dict[str, Any]:
     """The row of a file. A rank without RANK has the name of the file.
 
-    budget_share is None without a budget, and recompute_share if nothing was computed.
+    budget_share is None without a budget, and a share of what was computed if nothing was.
     """
     try:
-        document = in_seconds(json_object(path, MOST_BYTES))
+        # The file of a version whose recorder never rested has no operators that it did not record.
+        document = {"unrecorded_ops": 0, **in_seconds(json_object(path, MOST_BYTES))}
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     job = document.get("job")
@@ -85,20 +87,23 @@ def _row(path: Path) -> dict[str, Any]:
         )
     row = {name: document[name] for name in _COUNTERS}
     clock, recompute = row.pop("clock_seconds"), row.pop("recompute_cost_seconds")
+    unrecorded = row.pop("unrecorded_ops")
+    operators = row.pop("recorded_ops") + unrecorded
     return {
         "rank": path.stem if rank is None else rank,
         "file": str(path),
         **row,
         "budget_share": of_budget(row, "peak_allocated_bytes"),
         "recompute_share": recompute / clock if clock else None,
+        "rest_share": unrecorded / operators if operators else None,
     }
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="dtr_alloc: one row a rank")
-    names = ("budget", "peak", "of budget", "recompute", "of compute", "search", "evictions", "OOM")
+    names = ("budget", "peak", "of budget", "at rest", "recompute", "of compute", "search")
     table.add_column("rank")
-    for name in names:
+    for name in (*names, "evictions", "OOM"):
         table.add_column(name, justify="right")
     for row in rows:
         table.add_row(
@@ -106,6 +111,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             format_size(row["budget_bytes"]),
             format_size(row["peak_allocated_bytes"]),
             _percent(row["budget_share"]),
+            _percent(row["rest_share"]),
             f"{row['recompute_seconds']:.3f} s",
             _percent(row["recompute_share"]),
             f"{row['search_seconds']:.3f} s",

@@ -228,6 +228,8 @@ def stats_of_ranks(tmp_path, monkeypatch):
             "search_seconds": 0.25,
             "evictions": evictions,
             "out_of_memory_errors": 0,
+            "recorded_ops": 4,
+            "unrecorded_ops": 12,
         }
         paths.append(str(report.write_stats(tmp_path / "stats-{rank}.json", stats)))
     return paths
@@ -242,6 +244,7 @@ def test_the_report_of_two_ranks(stats_of_ranks):
     first, second = map(json.loads, result.stdout.splitlines())
     assert (first["rank"], second["rank"]) == ("9", "10")
     assert (second["budget_share"], second["recompute_share"]) == (0.9, 0.1)
+    assert second["rest_share"] == 0.75
 
 
 @pytest.mark.parametrize(

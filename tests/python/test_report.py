@@ -103,6 +103,13 @@ def test_workspaces_beyond_the_budget_are_said():
     )
 
 
+def test_how_often_the_recorder_rested_is_said():
+    assert "recorder at rest" not in dict(figures.figures({**SESSION, "rests": 0}))
+    rests = {"rests": 3, "recorded_ops": 1000, "unrecorded_ops": 9000}
+    shown = dict(figures.figures({**SESSION, **rests}))
+    assert shown["recorder at rest"] == "90% of the operators, in 3 rests"
+
+
 def test_a_job_that_failed_is_given_no_budget():
     told = {**SESSION, "evictions": 0}
     assert "no budget follows" in figures.advice(told, KeyError("lost"))
