@@ -365,9 +365,8 @@ def main(
 ) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(seed)
-    steps = () if no_jobs else STEPS
-    if smoke:
-        rounds, steps = 3, (TINY,)
+    steps = () if no_jobs else (TINY,) if smoke else STEPS
+    rounds = 3 if smoke else rounds
     console = results.console()
     found: dict[str, list[dict[str, Any]]] = {"cases": [], "jobs": [], "null_cuda": []}
     gc.collect()
