@@ -16,7 +16,7 @@
 // How a request finds its place, in this order; each step only if the one before did not serve:
 //   1. the first by the placement policy (placement.h; the best fit by default) among blocks that
 //      the stream may use at once; what has no memory yet is mapped;
-//   2. a block that another stream freed, behind a wait on the device;
+//   2. a block that another stream freed, or neighbors that several did, behind waits on the device;
 //      (Withheld blocks serve only their owner; an arena takes only its own and idle ones.)
 //   3. remapping: the memory of chunks that no block touches, or their share of the budget, goes to
 //      absent addresses beside free ones, where the fewest are lacking. So fragmentation costs
@@ -147,6 +147,7 @@ class Pool final : public AnyPool {
   Block* first_hole(Heap& heap, uint64_t size, Owner owner) const;
   Block* take_ready(Heap& heap, uint64_t size, Owner owner);
   Block* try_holes(Heap& heap, uint64_t size, Owner owner);
+  Block* join_neighbors(Heap& heap, uint64_t size, Owner owner);
   Stretch find_stretch(const Heap& heap, uint64_t size, bool* aliased) const;
   bool map_under(uint64_t begin, uint64_t end);
   bool remap(Heap& heap, const Stretch& stretch);

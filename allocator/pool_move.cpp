@@ -52,7 +52,8 @@ uint64_t Pool::try_outside(uint64_t size_bytes, uint64_t stream, uint64_t begin,
   end = in_grains(offset_of(end));
   poll();
   const Owner owner = streams_.owner_of(stream);
-  Block* own = owner == kIdle ? nullptr : large_.best_fit(owner, size);
+  // What settles touches its chunks for now only.
+  Block* own = owner == kIdle || packed ? nullptr : large_.best_fit(owner, size);
   Block* idle = large_.best_fit(kIdle, size);
   for (int tries = 0; (own != nullptr || idle != nullptr) && tries < kMostHoles; ++tries) {
     Block*& hole = idle == nullptr || (own != nullptr && own->size <= idle->size) ? own : idle;

@@ -181,6 +181,7 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner) {
     streams_.wait(owner, {other, heap.point_of(hole)});
     return heap.take(hole, size, high);
   }
+  if (Block* hole = join_neighbors(heap, size, owner)) return heap.take(hole, size, high);
   // A chunk for slabs lies where large blocks do not, so that one goes there or none.
   if (!remaps_ && &heap == &large_) return nullptr;
   if (!has_bytes(size)) return nullptr;
@@ -193,6 +194,41 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner) {
   if (!aliased) return nullptr;
   aliased_.wait();
   return try_holes(heap, size, owner);
+}
+
+// The lowest run of free neighbors of several owners that is large enough: the owner's stream waits for
+// the others, and then all are its own, one hole. nullptr if there is none.
+Block* Pool::join_neighbors(Heap& heap, uint64_t size, Owner owner) {
+  bool any = false;
+  for (Owner other = 1; other < heap.owners(); ++other)
+    any = any || (heap.largest(other) != nullptr && !streams_.withheld(other));
+  if (!any || !streams_.may_wait(owner)) return nullptr;
+  Block *first = nullptr, *last = heap.first();
+  for (uint64_t bytes = 0; last != nullptr; last = last->next()) {
+    if (last->state != BlockState::kFree || streams_.withheld(last->owner)) {
+      first = nullptr;
+      bytes = 0;
+      continue;
+    }
+    if (first == nullptr) first = last;
+    bytes += last->size;
+    for (; bytes - first->size >= size; first = first->next()) bytes -= first->size;
+    if (bytes >= size) break;
+  }
+  if (last == nullptr) return nullptr;
+  const uint64_t begin = first->offset, end = begin + size;
+  if (!map_under(begin, end)) return nullptr;
+  for (const Block* block = first; block != nullptr && block->offset < end; block = block->next())
+    if (block->owner != kIdle && block->owner != owner)
+      streams_.wait(owner, {block->owner, heap.point_of(block)});
+  const Fence fence = streams_.freed(owner);
+  for (uint64_t at = begin; at < end;) {
+    Block* block = heap.block_at(at);
+    const uint64_t stop = std::min(block->end(), end);
+    if (block->owner != owner) heap.release(heap.take(block, stop - at), fence.owner, fence.point);
+    at = stop;
+  }
+  return heap.block_at(begin);
 }
 
 // False if the driver has no more memory.

@@ -10,6 +10,7 @@
 #include "base/ranges.h"
 #include "base/scoped_timer.h"
 #include "policy/score.h"
+#include "policy/window_search.h"
 
 namespace dtr {
 
@@ -27,10 +28,6 @@ constexpr uint64_t kMostDraws = 64;
 
 uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
 const void* pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }
-
-bool is_free(const dtr_block& block) {
-  return block.state == DTR_BLOCK_FREE && block.arena == 0 && !block.is_small;
-}
 
 // A stretch of neighboring blocks that are free or can be moved.
 struct Run {
@@ -80,14 +77,13 @@ std::vector<Storage*> largest_first(std::vector<Storage*> storages) {
 
 }  // namespace
 
-// All blocks of a pool, by address.
-const std::vector<dtr_block>& Compactor::blocks_of(dtr_pool* pool) {
+// All large blocks of a pool, by address.
+const std::vector<dtr_run_block>& Compactor::blocks_of(dtr_pool* pool) {
   uint64_t count = 0;
   blocks_.resize(blocks_.capacity());
-  check_status(dtr_pool_snapshot(pool, blocks_.data(), blocks_.size(), &count));
-  while (count > blocks_.size()) {
-    blocks_.resize(count + count / 8 + 8);
-    check_status(dtr_pool_snapshot(pool, blocks_.data(), blocks_.size(), &count));
+  for (;; blocks_.resize(2 * blocks_.size() + 8)) {
+    check_status(dtr_pool_run(pool, nullptr, blocks_.data(), blocks_.size(), &count));
+    if (count < blocks_.size()) break;
   }
   blocks_.resize(count);
   return blocks_;
@@ -99,10 +95,10 @@ Compactor::Scans& Compactor::scans_of(const Device& device) {
 }
 
 uint64_t Compactor::compact(dtr_pool* pool, Deferred& deferred) {
-  const std::vector<dtr_block>& blocks = blocks_of(pool);
+  const std::vector<dtr_run_block>& blocks = blocks_of(pool);
   const uint64_t before = environment_.stats.moved_bytes;
   for (size_t i = blocks.size(); i-- > 0;) {
-    if (blocks[i].state != DTR_BLOCK_IN_USE || blocks[i].is_small) continue;
+    if (blocks[i].state != DTR_BLOCK_IN_USE) continue;
     Storage* storage = graph_.by_address.find(pointer(blocks[i].address));
     if (storage) mover_.move(storage, storage->address, pointer(UINT64_MAX), false, deferred);
   }
@@ -184,7 +180,7 @@ bool Compactor::move_victims(Device& device, uint64_t size_bytes, bool fragmente
     dtr_pool_run(device.pool, pointer(begin), run.data(), run.size(), &count);
     size_t i = 0;
     while (i < count && run[i].address < end) ++i;
-    while (i < count && (run[i].state == DTR_BLOCK_FREE || run[i].state == DTR_BLOCK_SETTLING)) {
+    while (i < count && is_free(run[i])) {
       end = run[i].address + run[i].size_bytes;
       ++i;
     }
@@ -203,33 +199,32 @@ bool Compactor::move_victims(Device& device, uint64_t size_bytes, bool fragmente
 
 bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred) {
   std::optional<ScopedTimer<uint64_t>> scan(environment_.stats.search_ns);
-  const std::vector<dtr_block>& blocks = blocks_of(device.pool);
+  const std::vector<dtr_run_block>& blocks = blocks_of(device.pool);
   scans_of(device).last_ns = kScanNs * static_cast<double>(blocks.size());
   std::vector<Storage*> in_way(blocks.size(), nullptr);
   std::vector<double> cost(blocks.size(), 0);
   std::vector<bool> ends(blocks.size(), false);  // a run
   std::vector<Range> frees;
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const dtr_block& block = blocks[i];
-    if (block.state == DTR_BLOCK_IN_USE && !block.is_small)
-      in_way[i] = graph_.by_address.find(pointer(block.address));
-    if (block.state == DTR_BLOCK_IN_USE) ends[i] = !in_way[i] || !mover_.is_movable(in_way[i]);
-    if (block.is_small || (block.state == DTR_BLOCK_FREE && block.arena != 0)) ends[i] = true;
-    if (is_free(block)) frees.push_back({block.address, block.address + block.size_bytes});
-    if (in_way[i] && !ends[i]) cost[i] = mover_.move_ns(in_way[i]);
+    const dtr_run_block& block = blocks[i];
+    if (is_free(block)) {
+      frees.push_back({block.address, block.address + block.size_bytes});
+      continue;
+    }
+    if (block.state == DTR_BLOCK_IN_USE) in_way[i] = graph_.by_address.find(pointer(block.address));
+    ends[i] = !in_way[i] || !mover_.is_movable(in_way[i]);
+    if (!ends[i]) cost[i] = mover_.move_ns(in_way[i]);
   }
   // Two pointers: for each last block the latest first one that makes the run large enough.
   std::vector<Run> runs;
   uint64_t bytes = 0;
   double total = 0;
   for (size_t first = 0, last = 0; last < blocks.size(); ++last) {
-    const bool gap =
-        last > 0 && blocks[last - 1].address + blocks[last - 1].size_bytes != blocks[last].address;
-    if (gap || ends[last]) {
-      first = ends[last] ? last + 1 : last;
+    if (ends[last]) {
+      first = last + 1;
       bytes = 0;
       total = 0;
-      if (ends[last]) continue;
+      continue;
     }
     bytes += blocks[last].size_bytes;
     total += cost[last];
@@ -276,15 +271,16 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
   const uint64_t lacking_chunks = dtr_pool_lacking_chunks(device.pool, size_bytes);
   if (lacking_chunks == 0) return false;
   std::optional<ScopedTimer<uint64_t>> scan(environment_.stats.search_ns);
-  const std::vector<dtr_block>& blocks = blocks_of(device.pool);
+  const std::vector<dtr_run_block>& blocks = blocks_of(device.pool);
   const auto number_of = [&](uint64_t address) { return (address - room.base) / chunk; };
   std::vector<Storage*> owners(blocks.size(), nullptr);
   std::vector<Touched> touched;
   for (size_t i = 0; i < blocks.size(); ++i) {
-    const dtr_block& block = blocks[i];
-    if (block.state == DTR_BLOCK_FREE && block.arena == 0) continue;
+    const dtr_run_block& block = blocks[i];
+    // What settles is under chunks that cannot be mapped elsewhere until it has.
+    if (block.state == DTR_BLOCK_FREE) continue;
     // No gap is as large as two chunks.
-    if (block.state == DTR_BLOCK_IN_USE && !block.is_small && block.size_bytes < 2 * chunk)
+    if (block.state == DTR_BLOCK_IN_USE && block.size_bytes < 2 * chunk)
       owners[i] = graph_.by_address.find(pointer(block.address));
     double cost = std::numeric_limits<double>::infinity();
     if (owners[i] && mover_.is_movable(owners[i])) cost = mover_.move_ns(owners[i]);
@@ -304,8 +300,8 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
     return found != touched.end() && found->number == at;
   };
   std::vector<Range> gaps;
-  for (const dtr_block& block : blocks) {
-    if (!is_free(block)) continue;
+  for (const dtr_run_block& block : blocks) {
+    if (block.state != DTR_BLOCK_FREE) continue;
     const uint64_t end = block.address + block.size_bytes;
     const uint64_t first = number_of(block.address), last = number_of(end - 1);
     const bool low = is_touched(first), high = is_touched(last);

@@ -72,15 +72,15 @@ class Compactor {
   };
 
   Scans& scans_of(const Device& device);
-  // All blocks of a pool, by address; until the next call.
-  const std::vector<dtr_block>& blocks_of(dtr_pool* pool);
+  // All large blocks of a pool, by address; until the next call.
+  const std::vector<dtr_run_block>& blocks_of(dtr_pool* pool);
 
   Environment& environment_;
   const Graph& graph_;
   const GraphCapture& capture_;
   Mover& mover_;
   std::vector<Scans> scans_;  // by device
-  std::vector<dtr_block> blocks_;
+  std::vector<dtr_run_block> blocks_;
   uint64_t largest_hole_ = 0;  // that a window's member could move to; 0: none moves
 };
 

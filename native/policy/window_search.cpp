@@ -13,10 +13,6 @@ namespace {
 
 constexpr size_t kFewBlocks = 4;
 
-bool is_free(const dtr_run_block& block) {
-  return block.state == DTR_BLOCK_FREE || block.state == DTR_BLOCK_SETTLING;
-}
-
 }  // namespace
 
 // Blocks in the order of addresses, at least so many if there are: in run_, how many is returned.

@@ -38,6 +38,11 @@
 
 namespace dtr {
 
+// Neighbors that are make one hole for every stream, behind waits on the device.
+inline bool is_free(const dtr_run_block& block) {
+  return block.state == DTR_BLOCK_FREE || block.state == DTR_BLOCK_SETTLING;
+}
+
 struct Window {
   Storage* first = nullptr;  // member
   size_t members = 0;

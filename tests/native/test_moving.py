@@ -482,6 +482,24 @@ class TestOnStreams:
             assert fake_cuda.unfinished(B) > 0
             toy.one("y", x, words=LARGE)
 
+    def test_a_hole_between_what_several_streams_freed_serves_and_nobody_waits(
+        self, make_stream_toy, fake_cuda
+    ):
+        toy = make_stream_toy(8, moving=1)
+        tensors = []
+        for i, stream in enumerate((A, B) * 4):
+            with toy.on(stream):
+                tensors.append(toy.unseen(LARGE, seed=i))
+                toy.run("touch", (tensors[i], MUTATE))
+        below, other, _moved, above, *_ = sorted(tensors, key=lambda tensor: tensor.address)
+        release(below, other, above)
+        waits = toy.pool.stats().host_waits
+        with toy.on(A):
+            toy.run("touch", (toy.unseen(3 * LARGE, seed=9), MUTATE))
+        assert toy.stats().moves == 1
+        assert fake_cuda.unfinished(B) > 0
+        assert toy.pool.stats().host_waits == waits
+
     def test_moves_are_timed_on_the_device_and_nobody_waits(self, make_stream_toy, fake_cuda):
         toy = make_stream_toy(24)
         with toy.on(A):
