@@ -62,7 +62,7 @@ CHOOSES = {
 def mutated(line: str, suffix: str, number: int) -> str | None:
     """The line with a mutant that DTR_MUTANT chooses; None where there is none to make."""
     if suffix == ".cpp" and (counts := re.fullmatch(r"(\s*)(\+\+|--)([\w.>-]+);", line)):
-        return f"{counts[1]}if (!mutant({number})) {counts[2]}{counts[3]};"
+        return f"{counts[1]}{{ if (!mutant({number})) {counts[2]}{counts[3]}; }}"
     if (found := re.fullmatch(DECIDES[suffix], line)) is None:
         return None
     begin, end = found.span(found.lastindex or 0)

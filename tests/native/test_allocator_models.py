@@ -4,7 +4,7 @@ from array import array
 from itertools import pairwise
 
 import pytest
-from fidelity import run_model, segment_addresses
+from fidelity import run_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_trace import LETTERS, of_text
@@ -304,13 +304,6 @@ def test_every_model_gets_through_an_empty_trace():
     for model in MODELS:
         result = run_model(Trace(), model, 0 if model == "exact" else None)
         assert (result.completed, result.events, len(result.series.event)) == (True, 0, 0)
-
-
-def test_segment_addresses_are_those_of_the_trace():
-    trace = Trace()
-    trace.add(Kind.SEGMENT_ALLOCATE, address=5, size_bytes=1)
-    trace.add(Kind.SEGMENT_ALLOCATE, address=9, size_bytes=1, device=1)
-    assert list(segment_addresses(trace)) == [5]
 
 
 @pytest.mark.parametrize(

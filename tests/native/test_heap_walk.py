@@ -190,14 +190,3 @@ class TestMeasures:
             measures.of_walk(walk(Trace({"source": "rmm"})))
         with pytest.raises(TraceError, match="allocates nothing"):
             report.reports("empty", trace_of("S0:10"))
-
-    @pytest.mark.parametrize("make", [made_up_trace.fragmented, made_up_trace.training])
-    def test_the_examples_are_valid_and_the_same_for_the_same_seed(self, make):
-        trace = make(seed=3)
-        trace.validate()
-        assert make(seed=3).columns() == trace.columns()
-        assert make(seed=4).columns() != trace.columns()
-        series = walk(trace).series
-        for row in range(len(series)):
-            assert series.largest_free_bytes[row] <= series.free_bytes[row]
-            assert series.free_bytes[row] <= series.reserved_bytes[row] - series.live_bytes[row]

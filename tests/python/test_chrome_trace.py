@@ -9,7 +9,7 @@ from made_up_trace import of_text
 
 from dtr_alloc.fragment import chrome_trace
 from dtr_alloc.traces import trace_file
-from dtr_alloc.traces.trace import Kind, Trace, TraceError
+from dtr_alloc.traces.trace import Trace, TraceError
 
 KIB = 1 << 10
 BEGAN_NS = 1_790_000_000_000_000_000
@@ -83,13 +83,6 @@ def test_counters_instants_steps_and_what_was_computed_again(trace, written):
     assert evicted["args"]["bytes"] == 2 * KIB
     assert slices(events, "steps") == [("step 1", 2, 5), ("step 2", 7, 2)]
     assert slices(events, "computed again") == [("aten::mm", 8, 1)]
-
-
-def test_a_trace_without_steps_has_none(written):
-    without = Trace({"source": "rmm"})
-    without.add(Kind.ALLOCATE, address=8, size_bytes=8)
-    events, _ = written(without)
-    assert not [event for event in events if event["ph"] == "X"]
 
 
 def test_what_an_operator_brings_back_at_once_is_one_slice(written):

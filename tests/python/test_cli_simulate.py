@@ -58,34 +58,6 @@ def test_a_table_is_on_stdout_otherwise_and_the_file_has_the_rows(tmp_path):
     assert f"{row['total_compute'] / row['base_compute']:.3f}x" in done.stdout
 
 
-def test_the_published_numbers_come_out():
-    """The decisions of simrd on this log, from the reference data."""
-    done = simulate(
-        *(DATA / "densenet_cat.log.xz", "--heuristic", "dtr-full", "--budget", "0.3"),
-        *("--thrash", "3", "--json", "-"),
-    )
-    (row,) = rows(done.stdout)
-    assert (row["status"], row["decisions_sha256"]) == ("oom", "a16023c271a56656")
-    assert (row["budget_bytes"], row["peak_bytes"]) == (64819527, 64817704)
-    assert (row["forced_evictions"], row["other_evictions"]) == (636, 362)
-    assert (row["rematerializations"], row["collateral"]) == (483, 96)
-
-
-def test_running_out_of_memory_is_a_result():
-    done = simulate(FUZZ_A, "--budget", "1000B", "--json", "-")
-    assert done.returncode == 0
-    assert [row["status"] for row in rows(done.stdout)] == ["oom"]
-
-
-def test_runtime_semantics_have_a_heap():
-    arguments = (UNET, "--semantics", "runtime", "--budget", "0.7", "--json", "-")
-    (counted,) = rows(simulate(*arguments).stdout)
-    (placed,) = rows(simulate(*arguments, "--space", "heap").stdout)
-    assert (counted["space"], placed["space"]) == ("bytes", "heap")
-    assert counted["base_peak_bytes"] < placed["base_peak_bytes"]
-    assert placed["lost_bytes"] > counted["lost_bytes"] == 0
-
-
 def test_a_fixed_heap_loses_more_than_one_whose_chunks_move():
     arguments = (UNET, "--semantics", "runtime", "--budget", "0.7", "--chunk", "64KiB")
     arguments += ("--placement", "first-fit")

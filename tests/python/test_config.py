@@ -49,26 +49,6 @@ def test_what_is_not_a_size_is_refused(value):
         parse_size(value)
 
 
-@given(st.integers(0, 2**63))
-def test_a_whole_number_of_bytes_is_read_as_it_is(size_bytes):
-    assert parse_size(str(size_bytes)) == parse_size(size_bytes) == size_bytes
-    assert parse_size(f"{size_bytes}B") == size_bytes
-
-
-@given(st.integers(0, 2**20), st.sampled_from([("KiB", 10), ("MiB", 20), ("GiB", 30), ("TiB", 40)]))
-def test_binary_units_shift(number, unit):
-    assert parse_size(f"{number}{unit[0]}") == number << unit[1]
-
-
-@given(st.text())
-def test_any_text_is_a_size_or_a_value_error(text):
-    try:
-        size_bytes = parse_size(text)
-    except ValueError:
-        return
-    assert 0 <= size_bytes < UNLIMITED_BYTES
-
-
 @given(st.text())
 def test_any_text_is_a_budget_that_reads_back_or_a_config_error(text):
     try:
@@ -82,11 +62,6 @@ def test_any_text_is_a_budget_that_reads_back_or_a_config_error(text):
 def test_a_share_reads_back_exactly(millionths):
     budget = Budget(share=Fraction(millionths, 10**6))
     assert Budget.parse(str(budget)) == budget
-
-
-@given(st.integers(1, UNLIMITED_BYTES - 1), st.integers(1, 2**50))
-def test_a_budget_in_bytes_does_not_depend_on_the_device(size_bytes, total_bytes):
-    assert Budget.parse(size_bytes).resolve(total_bytes) == size_bytes
 
 
 @given(st.integers(1, 100), st.integers(1, 2**50))

@@ -38,10 +38,6 @@ def test_every_declaration_stands_between_the_marks(headers):
     assert "dtr_abi_version" in functions(headers)
 
 
-def test_what_cffi_reads_has_no_preprocessor_lines():
-    assert not re.findall(r"^\s*#", build_core.declarations(), re.MULTILINE)
-
-
 def test_every_header_but_the_tables_is_read():
     found = {str(path.relative_to(build_core.HEADERS)) for path in build_core.headers()}
     there = {str(p.relative_to(build_core.HEADERS)) for p in build_core.HEADERS.rglob("*.h")}
@@ -93,14 +89,6 @@ def test_the_laboratory_has_the_functions_of_its_header_and_none_is_the_cores(co
 def test_the_core_is_compiled_without_the_laboratory():
     assert not [source for source in build_core.sources() if source.startswith("native/lab/")]
     assert "native/lab/simrd.cpp" in build_core.lab_sources()
-
-
-def test_the_core_has_the_version_that_the_package_expects(core):
-    expected = pytest.importorskip(
-        "dtr_alloc.core", reason="dtr_alloc.core is not here", exc_type=ImportError
-    )
-    assert core.lib.dtr_abi_version() >= 1
-    assert expected.lib.dtr_abi_version() == core.lib.dtr_abi_version()
 
 
 def test_no_error_is_pending_on_a_new_thread(core):

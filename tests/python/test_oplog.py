@@ -257,10 +257,6 @@ class TestErrors:
         with pytest.raises(LogError, match="line 2"):
             compile_log(path)
 
-    def test_a_file_that_is_not_there(self, tmp_path):
-        with pytest.raises(FileNotFoundError):
-            compile_log(tmp_path / "none.log")
-
     @pytest.mark.parametrize("suffix", [".gz", ".bz2", ".xz"])
     def test_a_compressed_file_that_is_cut_off(self, tmp_path, suffix):
         path = tmp_path / f"job.log{suffix}"

@@ -168,13 +168,6 @@ def test_thrash_ends_runs_in_terms_of_the_base(program):
     assert row["remat_compute"] > 0.01 * row["base_compute"]
 
 
-def test_with_dealloc_ignore_nothing_dies(program):
-    asked = plan(limits=parse_limits("1.0"), heuristics=plan().heuristics[:1], deallocs=["ignore"])
-    (row,) = Study(asked, [program])
-    assert row["other_evictions"] == 0
-    assert row["forced_evictions"] > 0
-
-
 def test_what_no_log_could_run_with_is_named_before_any_runs():
     callback = heuristics.Heuristic("mine", select="callback", score=lambda candidate: 0.0)
     with pytest.raises(ValueError, match="'mine' is a Python callable"):
@@ -189,9 +182,3 @@ def test_a_wheel_has_no_semantics_of_simrds_and_says_so(program, monkeypatch):
     with pytest.raises(ValueError, match=r"in no wheel.*allowed here: semantics 'runtime'"):
         plan().check()
     assert simulate.run_log(program, semantics="runtime").status == "ok"
-
-
-def test_decisions_are_returned_if_they_are_asked_for(program):
-    run = simulate.run_log(program, "lru", 4000, decisions=True)
-    assert run.decisions.startswith("M0\nM1")
-    assert simulate.run_log(program, "lru", 4000).decisions is None

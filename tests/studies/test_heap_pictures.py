@@ -174,11 +174,6 @@ class TestTheCommand:
         found = [part for name in ("a b", "job", "job") for part in report.reports(name, trace)]
         assert stems(found) == ["a-b", "job", "job~2"]
 
-    def test_numbers_on_stdout_are_json_alone(self, tmp_path):
-        trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")
-        done = fragment("report", tmp_path / "job.trace", "--model", "none", "--json", "-")
-        assert json.loads(done.stdout)["traces"][0]["trace"] == "job"
-
     def test_all_of_it_is_on_one_page_that_stands_alone(self, tmp_path):
         trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")
         path = tmp_path / "new" / "report.html"
@@ -189,13 +184,6 @@ class TestTheCommand:
         assert text.count("<svg") >= 4
         sources = re.findall(r'(?:src|href)="([^#"][^"]{0,21})', text)
         assert set(sources) == {"data:image/png;base64,"}, "the maps"
-
-    def test_an_empty_trace_is_an_error_that_names_its_file(self, tmp_path):
-        trace_file.write(Trace({"source": "rmm"}), tmp_path / "empty.trace")
-        arguments = ("report", tmp_path / "empty.trace", "--json", tmp_path / "report.json")
-        done = fragment(*arguments, status=2)
-        assert "empty.trace: the trace allocates nothing" in done.output
-        assert not (tmp_path / "report.json").exists()
 
     def test_a_file_where_the_folder_should_be_is_an_error(self, tmp_path):
         trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")

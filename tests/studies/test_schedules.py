@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 from commands import invoke
-from programs import Broken, Model
+from programs import Model
 
 from bench.studies import schedules
 from bench.studies.best import commands
-from bench.studies.log import Log
 from dtr_alloc import oplog
 from dtr_alloc.simulation import simulate
 from dtr_alloc.simulation.presets import PRESETS
@@ -147,40 +146,3 @@ def test_the_commands_name_what_they_cannot_do(tmp_path):
     wrong = best("run", other, "--schedule", path)
     assert wrong.exit_code == 2
     assert "which is not given" in wrong.output
-
-
-# ---- the checker itself: a, then b from a, then c from both ----
-
-LOG = Log()
-LOG.constant("x", 1)
-LOG.call("x", {"a": 4}, time=10)
-LOG.call("a", {"b": 2}, time=20)
-LOG.call("a b", {"c": 1}, time=30)
-LOG.release("a")
-CHECKER = Model(LOG.program, "simrd")
-GOOD = ["M0", "M1", "M2", "E1", "R1", "M3", "D1"]
-
-
-def test_the_checker_adds_up_what_runs():
-    found = CHECKER.follow("\n".join(GOOD), 8)
-    assert (found.total_cost, found.remat_cost, found.peak_bytes) == (70, 10, 8)
-
-
-@pytest.mark.parametrize(
-    ("decisions", "budget", "why"),
-    [
-        (GOOD, 7, "8 bytes in use; allowed: 7"),
-        (["M0", "M1", "M2", "E1", "M3"], 8, r"its inputs \[1\] are not there"),
-        (["M0", "M1", "M2", "E1", "E1"], 8, "not resident"),
-        (["M0", "E0"], 8, "a constant"),
-        (["M0", "R1"], 8, "ran never"),
-        (["M0", "M1", "M1"], 8, "ran before"),
-        (["M0", "M1"], 8, "end before the program"),
-        (["M0", "M1", "M2", "M3", "E2"], 8, r"at the end \[2\] are not there"),
-        (["M0", "M7"], 8, "names no operator's tensor"),
-        (["M0", "X0"], 8, "allowed: M, R, E, D"),
-    ],
-)
-def test_the_checker_names_the_decision_that_cannot_be(decisions, budget, why):
-    with pytest.raises(Broken, match=why):
-        CHECKER.follow("\n".join(decisions), budget)
