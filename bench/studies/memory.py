@@ -58,7 +58,7 @@ def _trace(layers: int, bound: str, budget: int, heuristic: str) -> dict[str, An
 
 
 def intervals(decisions: str) -> tuple[int, list[list[int]]]:
-    """Follows a run's decisions (dtr_simulation_decisions), of operators with one
+    """Follows a run's decisions (dtr_simulate_runtime), of operators with one
     output each.
 
     Returns how many operators were executed, and for each time that a tensor was in memory [tensor,

@@ -44,7 +44,8 @@ from dtr_alloc.oplog import Program, open_file, packer
 from dtr_alloc.output_file import OutputFile
 from dtr_alloc.simulation import lab
 from dtr_alloc.simulation.presets import PRESETS
-from dtr_alloc.simulation.simulate import Run, run_in_lab, run_log
+from dtr_alloc.simulation.simulate import Run, run_log
+from dtr_alloc.simulation.simulate import run as run_function
 
 VERSION = 1
 MOST_BYTES = 1 << 30
@@ -110,7 +111,7 @@ def _run(
     program: Program, dealloc: str, budget_bytes: int, evictions: array[int], decisions: bool
 ) -> Run:
     ffi, lib = lab.library()
-    return run_in_lab(
+    return run_function(
         lib.dtr_lab_given,
         DEALLOCS.index(dealloc),
         budget_bytes,
@@ -118,6 +119,7 @@ def _run(
         len(program.code),
         ffi.from_buffer("int64_t[]", evictions),
         len(evictions) // 2,
+        checked=lab.check,
         decisions=decisions,
     )
 
@@ -205,13 +207,10 @@ def search(
     code = ffi.from_buffer("int64_t[]", program.code)
     result = ffi.new("dtr_lab_search_result *")
     evictions = array("q")
-
-    def searched(out: Any) -> int:
-        return int(lib.dtr_lab_search(options, code, len(program.code), result, out))
-
-    with lab.given("int64_t", searched) as pairs:
-        if result.evictions:
-            evictions.frombytes(ffi.buffer(pairs, 2 * result.evictions * evictions.itemsize)[:])
+    pairs = ffi.new("const int64_t **")
+    lab.check(lib.dtr_lab_search(options, code, len(program.code), result, pairs))
+    if result.evictions:
+        evictions.frombytes(ffi.buffer(pairs[0], 2 * result.evictions * evictions.itemsize)[:])
     best = min((given for given in among if given), key=lambda given: given.cost, default=None)
     if not result.found:
         return best

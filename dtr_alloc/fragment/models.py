@@ -173,16 +173,12 @@ class Prepared:
         Running out of memory is an outcome. Raises ValueError for an unknown model or option.
         """
         model = current_name(model)
-        handle = self.handle(model, budget_bytes, options, samples, placements)
-        result = ffi.new("dtr_fragment_result *")
-        lib.dtr_fragment_get_result(handle, result)
-        blocks = structs(handle, lib.dtr_fragment_blocks, result.completed)
+        result = self.in_core(model, budget_bytes, options, samples, placements)
+        blocks = structs(result, "worst" if result.completed else "last")
         same = (
             *("failed_bytes", "peak_live_bytes", "peak_used_bytes", "peak_reserved_bytes"),
             *("mean_lost_bytes", "max_lost_bytes", "end_live_bytes", "end_reserved_bytes"),
         )
-        count = ffi.new("uint64_t *")
-        places = lib.dtr_fragment_places(handle, count)
         return ModelRun(
             model=model,
             budget_bytes=budget_bytes,
@@ -191,18 +187,18 @@ class Prepared:
             events=result.served_events,
             **{name: getattr(result, name) for name in same},
             ns_per_operation=result.run_ns / max(1, result.served_events),
-            series=_series(handle, self.trace),
+            series=_series(result, self.trace),
             holes=[block.size_bytes for block in blocks if not block.used],
             segments=[
                 Segment(int(s.row), int(s.address), int(s.size_bytes), bool(s.taken))
-                for s in structs(handle, lib.dtr_fragment_segments)
+                for s in structs(result, "segments")
             ],
-            placements=walk.column("Q", places, count[0])
-            if placements and count[0] == self.allocations
+            placements=walk.column("Q", result.places, result.places_count)
+            if placements and result.places_count == self.allocations
             else None,
         )
 
-    def handle(
+    def in_core(
         self,
         model: str,
         budget_bytes: int | None,
@@ -210,7 +206,7 @@ class Prepared:
         samples: int,
         placements: bool,
     ) -> Any:
-        """A run as the core has it (dtr_fragment_run)."""
+        """A run's dtr_fragment_result, which keeps the run alive."""
         struct, keep = _struct(model, budget_bytes, options)
         struct.samples = samples
         struct.start_rows = self._start_rows
@@ -218,7 +214,9 @@ class Prepared:
         out = ffi.new("dtr_fragment_run **")
         check(lib.dtr_fragment_run_model(self._events, struct, out))
         del keep
-        return ffi.gc(out[0], lib.dtr_fragment_destroy)
+        result = ffi.new("dtr_fragment_result *")
+        lib.dtr_fragment_get_result(out[0], result)
+        return ffi.gc(result, lambda _: lib.dtr_fragment_destroy(out[0]))
 
     def fits(self, model: str, budget_bytes: int, **options: Any) -> bool:
         """Whether the model gets through within the budget."""
@@ -316,15 +314,14 @@ def _struct(model: str, budget_bytes: int | None, options: dict[str, Any]) -> tu
     return struct, keep
 
 
-def structs(handle: Any, function: Any, *arguments: int) -> list[Any]:
-    """The structs that a function of the core gives of a run."""
-    count = ffi.new("uint64_t *")
-    start = function(handle, *arguments, count)
-    return list(ffi.unpack(start, count[0])) if count[0] else []
+def structs(result: Any, name: str) -> list[Any]:
+    """An array of a run."""
+    count = getattr(result, f"{name}_count")
+    return list(ffi.unpack(getattr(result, name), count)) if count else []
 
 
-def _series(handle: Any, trace: Trace) -> walk.Series:
-    samples = structs(handle, lib.dtr_fragment_samples)
+def _series(result: Any, trace: Trace) -> walk.Series:
+    samples = structs(result, "samples")
     rows = [sample.row for sample in samples]
     names = ("live_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes")
     return walk.Series(

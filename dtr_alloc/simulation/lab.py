@@ -3,8 +3,6 @@ library, which a checkout builds and no wheel has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from dtr_alloc.core import error_of
@@ -23,15 +21,8 @@ def library() -> tuple[Any, Any]:
     return ffi, lib
 
 
-@contextmanager
-def given(kind: str, call: Callable[[Any], int]) -> Iterator[Any]:
-    """The array that a call returns by its last argument, freed afterwards. Raises the exception of
-    the call's status."""
+def check(status: int) -> None:
+    """Raises the exception of a status code of the laboratory."""
     ffi, lib = library()
-    out = ffi.new(f"{kind} **")
-    if status := call(out):
+    if status:
         raise error_of(status, ffi.string(lib.dtr_lab_error()).decode(errors="replace"))
-    try:
-        yield out[0]
-    finally:
-        lib.dtr_lab_free(out[0])

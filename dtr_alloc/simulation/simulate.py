@@ -23,7 +23,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
@@ -101,7 +101,7 @@ class Run:
     decisions_sha256: str
     """The first 16 digits of the SHA-256 of the decisions."""
     decisions: str | None = field(default=None, repr=False)
-    """One a line, as dtr_simulation_decisions says; if asked for."""
+    """One a line, as dtr_simulate_runtime says; if asked for."""
 
     @property
     def total_cost(self) -> int:
@@ -206,7 +206,8 @@ def run_log(
         if parts.cost == "neighborhood":
             by_default = dealloc == "banish" and parts.staleness > 0  # no regions are cached then
             options.newest_staleness = by_default if newest_staleness is None else newest_staleness
-        return run_in_lab(functions.dtr_lab_simrd, options, *arguments[:2], decisions=decisions)
+        given = (options, *arguments[:2])
+        return run(functions.dtr_lab_simrd, *given, checked=lab.check, decisions=decisions)
     runtime = ffi.new("dtr_runtime_options *", {"common": common})
     runtime.space = SPACES.index(space)
     runtime.chunk_bytes = chunk_bytes
@@ -221,28 +222,18 @@ def run_log(
     scorer = None if parts.score is None else Scorer(parts)
     if scorer is not None:
         runtime.score = scorer.pointer
-    out = ffi.new("dtr_simulation **")
+    given = (runtime, *arguments)
+    return run(lib.dtr_simulate_runtime, *given, checked=check, decisions=decisions)
+
+
+def run(function: Any, *arguments: Any, checked: Callable[[int], None], decisions: bool) -> Run:
+    """The run that a function of the core or of the laboratory makes."""
+    result, text = ffi.new("dtr_simulation_result *"), ffi.new("const char **")
     begin = time.perf_counter()
-    status = lib.dtr_simulate_runtime(runtime, *arguments, out)
+    status = function(*arguments, result, text)
     seconds = time.perf_counter() - begin
-    check(status)
-    try:
-        result = ffi.new("dtr_simulation_result *")
-        lib.dtr_simulation_get_result(out[0], result)
-        length = ffi.new("uint64_t *")
-        start = lib.dtr_simulation_decisions(out[0], length)
-        return _outcome(result, ffi.buffer(start, length[0])[:], seconds, decisions)
-    finally:
-        lib.dtr_simulation_destroy(out[0])
-
-
-def run_in_lab(function: Any, *arguments: Any, decisions: bool) -> Run:
-    """The run that a function of the laboratory makes."""
-    result = ffi.new("dtr_simulation_result *")
-    begin = time.perf_counter()
-    with lab.given("char", lambda out: function(*arguments, result, out)) as text:
-        seconds = time.perf_counter() - begin
-        return _outcome(result, ffi.string(text), seconds, decisions)
+    checked(status)
+    return _outcome(result, ffi.string(text[0]), seconds, decisions)
 
 
 def _outcome(result: Any, decisions: bytes, seconds: float, with_decisions: bool) -> Run:

@@ -14,7 +14,6 @@ constexpr Name kNames[] = {{"nothing", ""},
                            {"dtr_pool", "dtr_pool_create"},
                            {"dtr_event_log", "dtr_event_log_create"},
                            {"dtr_engine", "dtr_engine_create"},
-                           {"dtr_simulation", "dtr_simulate_runtime"},
                            {"dtr_fragment_events", "dtr_fragment_load"},
                            {"dtr_fragment_run", "dtr_fragment_run_model"},
                            {"dtr_fragment_walk", "dtr_fragment_walk_run"}};

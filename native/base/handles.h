@@ -27,7 +27,6 @@ namespace dtr {
 class AnyPool;
 class Engine;
 struct DrainedLog;
-struct Simulation;
 namespace fragment {
 class Events;
 class Walk;
@@ -39,7 +38,6 @@ enum class Kind : uint8_t {
   pool,
   event_log,
   engine,
-  simulation,
   fragment_events,
   fragment_run,
   fragment_walk
@@ -60,8 +58,6 @@ template <>
 struct HandleOf<dtr_event_log> : Handled<Kind::event_log, DrainedLog> {};
 template <>
 struct HandleOf<dtr_engine> : Handled<Kind::engine, Engine> {};
-template <>
-struct HandleOf<dtr_simulation> : Handled<Kind::simulation, Simulation> {};
 template <>
 struct HandleOf<dtr_fragment_events> : Handled<Kind::fragment_events, fragment::Events> {};
 template <>

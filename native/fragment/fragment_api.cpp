@@ -19,19 +19,6 @@ using dtr::of;
 using dtr::require;
 using dtr::require_array;
 
-// An array of a run; NULL if the call was wrong.
-template <typename Choose>
-auto array_of(const dtr_fragment_run* run, uint64_t* count, Choose&& choose) {
-  decltype(choose(of(run)).data()) found = nullptr;
-  return dtr::answer(found, [&] {
-    require(count, "count");
-    *count = 0;
-    const auto& values = choose(of(run));
-    *count = values.size();
-    return values.data();
-  });
-}
-
 }  // namespace
 
 extern "C" {
@@ -84,27 +71,7 @@ int32_t dtr_fragment_destroy(dtr_fragment_run* run) {
 }
 
 int32_t dtr_fragment_get_result(const dtr_fragment_run* run, dtr_fragment_result* out) {
-  return give(out, "out", [&] { return of(run).result; });
-}
-
-const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_run* run, uint64_t* count) {
-  return array_of(run, count, [](const ModelRun& in) -> auto& { return in.samples; });
-}
-
-const uint64_t* dtr_fragment_places(const dtr_fragment_run* run, uint64_t* count) {
-  return array_of(run, count, [](const ModelRun& in) -> auto& { return in.places; });
-}
-
-const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_run* run, int32_t worst,
-                                              uint64_t* count) {
-  return array_of(run, count, [&](const ModelRun& in) -> auto& {
-    dtr::require_between("worst", worst, 0, 1);
-    return worst ? in.worst : in.last;
-  });
-}
-
-const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_run* run, uint64_t* count) {
-  return array_of(run, count, [](const ModelRun& in) -> auto& { return in.segments; });
+  return give(out, "out", [&] { return of(run).whole(); });
 }
 
 int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out) {

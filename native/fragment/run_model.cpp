@@ -128,6 +128,20 @@ std::vector<size_t> looks_at(size_t first, size_t last, uint64_t count,
 
 }  // namespace
 
+dtr_fragment_result ModelRun::whole() const {
+  dtr_fragment_result all = result;
+  const auto give = [](const auto& values, auto* to, uint64_t* count) {
+    *to = values.data();
+    *count = values.size();
+  };
+  give(samples, &all.samples, &all.samples_count);
+  give(places, &all.places, &all.places_count);
+  give(worst, &all.worst, &all.worst_count);
+  give(last, &all.last, &all.last_count);
+  give(segments, &all.segments, &all.segments_count);
+  return all;
+}
+
 void run_model(const Events& events, const dtr_fragment_options& options, ModelRun& outcome) {
   const auto count = static_cast<uint32_t>(events.allocations().size());
   const auto& steps = events.steps();

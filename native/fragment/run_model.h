@@ -15,12 +15,14 @@ namespace dtr::fragment {
 
 // Behind the opaque dtr_fragment_run.
 struct ModelRun {
-  dtr_fragment_result result{};
+  dtr_fragment_result result{};                // without the arrays
   std::vector<dtr_fragment_sample> samples;    // by row
   std::vector<uint64_t> places;                // by allocation, if asked for
   std::vector<dtr_fragment_block> worst;       // when reserved - live was largest
   std::vector<dtr_fragment_block> last;        // when it ended
   std::vector<dtr_fragment_segment> segments;  // taken from the device and given back
+
+  dtr_fragment_result whole() const;
 };
 
 // Throws InvalidArgument for options that are none.

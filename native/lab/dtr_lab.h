@@ -51,12 +51,12 @@ typedef struct dtr_lab_search_result {
 } dtr_lab_search_result;
 
 /* Runs a program (dtr/simulate.h) with the semantics of simrd. How the run ends is its status in the
- * result, and no failure. *decisions is text as dtr_simulation_decisions has it.
- * Owner: the caller frees *decisions with dtr_lab_free.
+ * result, and no failure. *decisions is text as that of dtr_simulate_runtime.
+ * Owner: the library owns the decisions, until this thread's next run.
  * Fails iff: DTR_INVALID if the program is malformed, or the options ask for what simrd has not: a
  * callback, or components under banishing. */
 int32_t dtr_lab_simrd(const dtr_lab_options* options, const int64_t* program, uint64_t numbers,
-                      dtr_simulation_result* result, char** decisions);
+                      dtr_simulation_result* result, const char** decisions);
 
 /* The same, but evicts for room what a schedule says: count pairs of numbers, ascending by the
  * first: after how many executions (first and repeated ones), and which storage, named by its first
@@ -66,17 +66,15 @@ int32_t dtr_lab_simrd(const dtr_lab_options* options, const int64_t* program, ui
  * be done, or leaves too little room. */
 int32_t dtr_lab_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
                       uint64_t numbers, const int64_t* evictions, uint64_t count,
-                      dtr_simulation_result* result, char** decisions);
+                      dtr_simulation_result* result, const char** decisions);
 
 /* Looks for evictions for dtr_lab_given that cost little recomputing. The same options with seconds
  * 0 give the same. That there are none is no failure: the result says so.
- * Owner: the caller frees *evictions, as many pairs as the result says, with dtr_lab_free.
+ * Owner: the library owns *evictions, as many pairs as the result says, until this thread's next
+ * search.
  * Fails iff: DTR_INVALID if the program is malformed. */
 int32_t dtr_lab_search(const dtr_lab_search_options* options, const int64_t* program,
-                       uint64_t numbers, dtr_lab_search_result* result, int64_t** evictions);
-
-/* Frees what one of the functions above gave; NULL is allowed. Never fails. */
-void dtr_lab_free(void* given);
+                       uint64_t numbers, dtr_lab_search_result* result, const int64_t** evictions);
 
 /* The message of the last failed call of this library on this thread. */
 const char* dtr_lab_error(void);

@@ -1,7 +1,6 @@
 // lab_api.cpp: the C functions of the laboratory.
-#include <cstdlib>
-#include <cstring>
 #include <string>
+#include <vector>
 
 #include "base/check_heuristic.h"
 #include "base/error.h"
@@ -20,25 +19,19 @@ void check(const dtr_lab_options& options) {
   dtr::require_number("least_size_share", options.least_size_share, 0, 1, "0 to 1");
 }
 
-// A copy that the caller frees; null if there is nothing.
-template <typename T>
-T* given_away(const T* from, size_t count) {
-  if (count == 0) return nullptr;
-  auto* copy = static_cast<T*>(std::malloc(count * sizeof(T)));
-  if (!copy) throw std::bad_alloc();
-  std::memcpy(copy, from, count * sizeof(T));
-  return copy;
-}
-
 void run(const dtr_lab_options& options, const int64_t* program, uint64_t numbers,
-         dtr::EvictionList* given, dtr_simulation_result* result, char** decisions) {
+         dtr::EvictionList* given, dtr_simulation_result* result, const char** decisions) {
   dtr::require(result, "result");
+  dtr::require(decisions, "decisions");
   dtr::require_array(program, numbers, "program");
   check(options);
   dtr::Simulation simulation;
+  thread_local std::string text;
+  text.clear();
+  simulation.decisions = &text;
   const dtr::simrd::Log log(program, numbers);
   dtr::simrd::Machine(options, log, simulation, given).run();
-  *decisions = given_away(simulation.decisions.c_str(), simulation.decisions.size() + 1);
+  *decisions = text.c_str();
   *result = simulation.result;
 }
 
@@ -46,10 +39,8 @@ void run(const dtr_lab_options& options, const int64_t* program, uint64_t number
 
 DTR_EXPORT int32_t dtr_lab_simrd(const dtr_lab_options* options, const int64_t* program,
                                  uint64_t numbers, dtr_simulation_result* result,
-                                 char** decisions) {
+                                 const char** decisions) {
   return dtr::guard([&] {
-    dtr::require(decisions, "decisions");
-    *decisions = nullptr;
     dtr::require(options, "options");
     if (options->heuristic.select == DTR_SELECT_CALLBACK)
       throw dtr::InvalidArgument(
@@ -60,10 +51,8 @@ DTR_EXPORT int32_t dtr_lab_simrd(const dtr_lab_options* options, const int64_t* 
 
 DTR_EXPORT int32_t dtr_lab_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
                                  uint64_t numbers, const int64_t* evictions, uint64_t count,
-                                 dtr_simulation_result* result, char** decisions) {
+                                 dtr_simulation_result* result, const char** decisions) {
   return dtr::guard([&] {
-    dtr::require(decisions, "decisions");
-    *decisions = nullptr;
     dtr::require_array(evictions, count, "evictions");
     if (dealloc != DTR_DEALLOC_EAGER && dealloc != DTR_DEALLOC_IGNORE)
       throw dtr::InvalidArgument("dealloc of a schedule is " + std::to_string(dealloc) +
@@ -80,11 +69,10 @@ DTR_EXPORT int32_t dtr_lab_given(int32_t dealloc, uint64_t budget_bytes, const i
 
 DTR_EXPORT int32_t dtr_lab_search(const dtr_lab_search_options* options, const int64_t* program,
                                   uint64_t numbers, dtr_lab_search_result* result,
-                                  int64_t** evictions) {
+                                  const int64_t** evictions) {
   return dtr::guard([&] {
     using namespace dtr::schedule;
     dtr::require(evictions, "evictions");
-    *evictions = nullptr;
     dtr::require(options, "options");
     dtr::require(result, "result");
     dtr::require_array(program, numbers, "program");
@@ -98,7 +86,8 @@ DTR_EXPORT int32_t dtr_lab_search(const dtr_lab_search_options* options, const i
     found.steps = search.walk(options->steps, options->seconds);
     const Outcome& best = search.best();
     found.found = best.status == Status::ok;
-    std::vector<int64_t> pairs;
+    thread_local std::vector<int64_t> pairs;
+    pairs.clear();
     if (found.found) {
       found.dealloc = best.keeps ? DTR_DEALLOC_IGNORE : DTR_DEALLOC_EAGER;
       found.remat_cost = best.remat_cost;
@@ -108,11 +97,9 @@ DTR_EXPORT int32_t dtr_lab_search(const dtr_lab_search_options* options, const i
         pairs.push_back(plan.storages[eviction.storage].root);
       }
     }
-    *evictions = given_away(pairs.data(), pairs.size());
+    *evictions = pairs.data();
     *result = found;
   });
 }
-
-DTR_EXPORT void dtr_lab_free(void* given) { std::free(given); }
 
 DTR_EXPORT const char* dtr_lab_error(void) { return dtr::last_error(); }

@@ -175,13 +175,10 @@ extern "C" int32_t dtr_what_if(const dtr_what_if_options* options, const int64_t
   dtr_runtime_options unlimited = options->runtime;
   unlimited.common.budget_bytes = UINT64_MAX;
   unlimited.common.max_recompute = -1;
-  dtr_simulation* checked = nullptr;
-  if (const int32_t failed = dtr_simulate_runtime(&unlimited, program, numbers, workspace,
-                                                  workspace_at, operators, &checked))
-    return failed;
   dtr_simulation_result whole{};
-  dtr_simulation_get_result(checked, &whole);
-  dtr_simulation_destroy(checked);
+  if (const int32_t failed = dtr_simulate_runtime(&unlimited, program, numbers, workspace,
+                                                  workspace_at, operators, &whole, nullptr))
+    return failed;
   if (whole.status != DTR_SIMULATION_OK) return DTR_OK;  // it does not work without a limit, either
   return dtr::guard([&] {
     dtr::play(*options, dtr::decoded(program, numbers, workspace, workspace_at, operators), *out);

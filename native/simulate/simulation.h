@@ -12,10 +12,9 @@
 
 namespace dtr {
 
-// Behind the opaque dtr_simulation.
 struct Simulation {
   dtr_simulation_result result{};
-  std::string decisions;             // joined by newlines, see dtr_simulation_decisions
+  std::string* decisions = nullptr;  // if they are wanted: as dtr_simulate_runtime gives them
   AllocationTrace* trace = nullptr;  // if it is wanted
   // On the engine, what the run takes, counted alike everywhere: one for a visit to a storage (some 25
   // ns), more for a score and for an operator (runtime.cpp). One that takes more than the most ends
@@ -33,14 +32,15 @@ struct Simulation {
   uint64_t plan_from = 0;
   std::function<StepPlan(const std::vector<NamedBlock>&)> make_plan;
 
-  void decide(char kind, uint64_t id) {
-    if (!decisions.empty()) decisions += '\n';
-    decisions += kind;
+  void decide(char kind, uint64_t id) const {
+    if (!decisions) return;
+    if (!decisions->empty()) *decisions += '\n';
+    *decisions += kind;
     char digits[20];
     int count = 0;
     do digits[count++] = static_cast<char>('0' + id % 10);
     while (id /= 10);
-    while (count > 0) decisions += digits[--count];
+    while (count > 0) *decisions += digits[--count];
   }
 };
 

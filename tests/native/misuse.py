@@ -82,7 +82,8 @@ OPTIONAL = {
     *(("dtr_pool_set_room", "context"), ("dtr_pool_set_room", "room")),
     *(("dtr_pool_trim", "returned_bytes"), ("dtr_pool_try_at", "address")),
     *(("dtr_pool_try_outside", "begin"), ("dtr_pool_try_outside", "end")),
-    *(("dtr_simulate_runtime", "options.score"), ("dtr_simulate_runtime", "options.score_context")),
+    *(("dtr_simulate_runtime", "decisions"), ("dtr_simulate_runtime", "options.score")),
+    ("dtr_simulate_runtime", "options.score_context"),
 }
 # Addresses and callbacks: what is wild there cannot be told from what is not.
 ADDRESSES = {
@@ -477,7 +478,6 @@ RESULTS = {function.name: function.result for function in FUNCTIONS}
 # Functions whose int32_t is no status.
 VALUES = {"dtr_abi_version", "dtr_pool_uses_hints", "dtr_pool_contains"}
 DESTROYERS = {
-    "dtr_simulation": "dtr_simulation_destroy",
     "dtr_fragment_events": "dtr_fragment_unload",
     "dtr_fragment_run": "dtr_fragment_destroy",
     "dtr_fragment_walk": "dtr_fragment_walk_destroy",
@@ -492,7 +492,7 @@ ENDS = {
     "dtr_begin_capture": "dtr_end_capture",
 }
 MAKERS = {
-    *("dtr_event_log_create", "dtr_simulate_runtime", "dtr_fragment_load"),
+    *("dtr_event_log_create", "dtr_fragment_load"),
     *("dtr_fragment_run_model", "dtr_fragment_walk_run"),
 }
 CHECKS = {"dtr_pool": "dtr_pool_check_invariants", "dtr_engine": "dtr_engine_check_invariants"}
@@ -577,8 +577,8 @@ def wrong_arguments(world: World, function: Function) -> Iterator[tuple[str, lis
 
 def leave_mark() -> str:
     """A message that no other call leaves."""
-    out = ffi.new("dtr_simulation **")
-    lib.dtr_simulate_runtime(ffi.new("dtr_runtime_options *"), [99], 1, ffi.NULL, ffi.NULL, 0, out)
+    options, result = ffi.new("dtr_runtime_options *"), ffi.new("dtr_simulation_result *")
+    lib.dtr_simulate_runtime(options, [99], 1, ffi.NULL, ffi.NULL, 0, result, ffi.NULL)
     return message()
 
 

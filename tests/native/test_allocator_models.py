@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_trace import LETTERS, of_text
 
-from dtr_alloc.core import lib
 from dtr_alloc.fragment.models import (
     MIB,
     MODELS,
@@ -113,14 +112,14 @@ def test_expandable_segments_go_back_page_by_page_only(limits):
 def test_blocks_and_holes_tile_what_is_reserved(model, script, budget):
     prepared = Prepared(trace_of(script))
     result = prepared.run(model, budget)
-    handle = prepared.handle(model, budget, {}, SAMPLES, False)
-    at_end, at_worst = (structs(handle, lib.dtr_fragment_blocks, worst) for worst in (0, 1))
+    in_core = prepared.in_core(model, budget, {}, SAMPLES, False)
+    at_end, at_worst = (structs(in_core, name) for name in ("last", "worst"))
     for blocks in (at_end, at_worst):
         assert all(a.address + a.size_bytes <= b.address for a, b in pairwise(blocks))
     shown = at_worst if result.completed else at_end
     assert result.holes == [block.size_bytes for block in shown if not block.used]
     assert sum(block.size_bytes for block in at_end) == result.end_reserved_bytes
-    for at in structs(handle, lib.dtr_fragment_samples):
+    for at in structs(in_core, "samples"):
         assert at.used_bytes + at.free_bytes == at.reserved_bytes
         assert at.largest_free_bytes <= at.free_bytes <= at.free_blocks * at.largest_free_bytes
         assert at.largest_free_bytes**2 <= at.sum_free_squares <= at.free_bytes**2

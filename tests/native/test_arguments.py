@@ -61,6 +61,7 @@ class TestArguments:
 
 
 RESULT = ffi.new("dtr_simulation_result *")
+TEXT = ffi.new("const char **")
 # 0, x = f(); 1, y = g(x); x and y are released.
 PROGRAM = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 1, 0, 1, 1, 4096, -1, 5, 0, 5, 1]
 
@@ -75,26 +76,17 @@ def run_on_simrd(field, value):
     options = _lab.ffi.new("dtr_lab_options *")
     simulation_options(options)
     set_field(options, field, value)
-    in_lab("char", _lab.lib.dtr_lab_simrd, options, PROGRAM, len(PROGRAM), RESULT)
-
-
-def in_lab(kind, function, *arguments):
-    with lab.given(kind, lambda out: function(*arguments, out)):
-        pass
+    lab.check(_lab.lib.dtr_lab_simrd(options, PROGRAM, len(PROGRAM), RESULT, TEXT))
 
 
 def run_on_engine(field=None, value=None, workspace=ffi.NULL, at=ffi.NULL):
-    options, out = ffi.new("dtr_runtime_options *"), ffi.new("dtr_simulation **")
+    options = ffi.new("dtr_runtime_options *")
     simulation_options(options.common)
     options.history_ops = 100
     if field:
         set_field(options, field, value)
-    status = lib.dtr_simulate_runtime(
-        options, PROGRAM, len(PROGRAM), workspace, at, 2 if at else 0, out
-    )
-    if out[0]:
-        check(lib.dtr_simulation_destroy(out[0]))
-    return status
+    of_program = (PROGRAM, len(PROGRAM), workspace, at, 2 if at else 0)
+    return lib.dtr_simulate_runtime(options, *of_program, RESULT, ffi.NULL)
 
 
 class TestSimulations:
@@ -147,14 +139,15 @@ class TestSimulations:
         def score(context, candidates, count, scores, message, capacity):
             return 1
 
-        options, out = ffi.new("dtr_runtime_options *"), ffi.new("dtr_simulation **")
+        options = ffi.new("dtr_runtime_options *")
         simulation_options(options.common)
         options.common.heuristic.select = lib.DTR_SELECT_CALLBACK
         options.common.budget_bytes = 4096
         options.history_ops, options.score = 100, score
         two = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 0, 1, 1, 4096, -1]  # the second needs room
+        of_program = (two, len(two), ffi.NULL, ffi.NULL, 0)
         with pytest.raises(WrongState):
-            check(lib.dtr_simulate_runtime(options, two, len(two), ffi.NULL, ffi.NULL, 0, out))
+            check(lib.dtr_simulate_runtime(options, *of_program, RESULT, ffi.NULL))
 
     @pytest.mark.parametrize("storage", [-1, 99])
     def test_a_schedule_evicts_storages_that_exist(self, storage):
@@ -162,21 +155,20 @@ class TestSimulations:
         with pytest.raises(
             ValueError, match=f"evicts storage {storage} after 1 executions, which is"
         ):
-            in_lab("char", _lab.lib.dtr_lab_given, *given)
+            lab.check(_lab.lib.dtr_lab_given(*given, TEXT))
 
     @pytest.mark.parametrize("seconds", [-1, math.nan])
     def test_a_search_has_no_negative_time(self, seconds):
         options = _lab.ffi.new("dtr_lab_search_options *", {"seconds": seconds})
-        found = _lab.ffi.new("dtr_lab_search_result *")
+        found, pairs = _lab.ffi.new("dtr_lab_search_result *"), ffi.new("const int64_t **")
         with pytest.raises(ValueError, match=r"seconds is .*; allowed: 0"):
-            in_lab("int64_t", _lab.lib.dtr_lab_search, options, PROGRAM, len(PROGRAM), found)
+            lab.check(_lab.lib.dtr_lab_search(options, PROGRAM, len(PROGRAM), found, pairs))
 
     @pytest.mark.parametrize("missing", range(2, 5))
     def test_a_run_needs_its_program_and_somewhere_for_what_it_gives(self, missing):
         options = _lab.ffi.new("dtr_lab_options *")
         simulation_options(options)
-        out = _lab.ffi.new("char **")
-        given = [options, len(PROGRAM), PROGRAM, RESULT, out]
+        given = [options, len(PROGRAM), PROGRAM, RESULT, TEXT]
         given[missing] = ffi.NULL
         options, numbers, program, result, out = given
         assert _lab.lib.dtr_lab_simrd(options, program, numbers, result, out) == lib.DTR_INVALID

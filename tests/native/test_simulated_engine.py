@@ -357,10 +357,10 @@ def test_wrong_options_are_named():
     options.common.heuristic.recompute_factor = 1
     options.history_ops = 1
     options.space = 7
-    out = ffi.new("dtr_simulation **")
-    nothing = ffi.new("int64_t[1]")
-    status = lib.dtr_simulate_runtime(options, nothing, 0, ffi.NULL, ffi.NULL, 0, out)
-    assert (status, out[0]) == (lib.DTR_INVALID, ffi.NULL)
+    nothing, result = ffi.new("int64_t[1]"), ffi.new("dtr_simulation_result *")
+    of_program = (nothing, 0, ffi.NULL, ffi.NULL, 0)
+    status = lib.dtr_simulate_runtime(options, *of_program, result, ffi.NULL)
+    assert status == lib.DTR_INVALID
     assert ffi.string(lib.dtr_last_error()) == b"space is 7; allowed: 0, 1, 2"
 
 

@@ -70,23 +70,6 @@ typedef struct dtr_fragment_options {
   uint64_t segment_address_count;
 } dtr_fragment_options;
 
-typedef struct dtr_fragment_result {
-  int32_t completed;        /* 0: out of memory at failed_row; all else is of what came before */
-  int64_t failed_row;       /* -1 if completed */
-  uint64_t failed_bytes;    /* the request that found no place; 0 if completed */
-  uint64_t events;          /* allocations and frees */
-  uint64_t served_events;   /* that went through */
-  uint64_t peak_live_bytes; /* as asked for */
-  uint64_t peak_used_bytes; /* as rounded */
-  uint64_t peak_reserved_bytes; /* held of the device */
-  uint64_t max_lost_bytes;      /* reserved and not live, the most at any moment: after the start
-                                   and after each event */
-  double mean_lost_bytes;       /* and the mean over moments */
-  uint64_t end_live_bytes;
-  uint64_t end_reserved_bytes;
-  int64_t run_ns; /* real time of the events, with the counting of the above and no looking */
-} dtr_fragment_result;
-
 /* The state after a row. */
 typedef struct dtr_fragment_sample {
   uint64_t row;
@@ -116,6 +99,37 @@ typedef struct dtr_fragment_segment {
   int32_t reserved;
 } dtr_fragment_segment;
 
+typedef struct dtr_fragment_result {
+  int32_t completed;        /* 0: out of memory at failed_row; all else is of what came before */
+  int64_t failed_row;       /* -1 if completed */
+  uint64_t failed_bytes;    /* the request that found no place; 0 if completed */
+  uint64_t events;          /* allocations and frees */
+  uint64_t served_events;   /* that went through */
+  uint64_t peak_live_bytes; /* as asked for */
+  uint64_t peak_used_bytes; /* as rounded */
+  uint64_t peak_reserved_bytes; /* held of the device */
+  uint64_t max_lost_bytes;      /* reserved and not live, the most at any moment: after the start
+                                   and after each event */
+  double mean_lost_bytes;       /* and the mean over moments */
+  uint64_t end_live_bytes;
+  uint64_t end_reserved_bytes;
+  int64_t run_ns; /* real time of the events, with the counting of the above and no looking */
+  /* Arrays, NULL where there is none. Blocks are in address order; without samples and places there
+   * are none. */
+  const dtr_fragment_sample* samples; /* ascending by row: about as many as asked for, evenly, and
+                                         the peaks */
+  uint64_t samples_count;
+  const uint64_t* places; /* by allocation, UINT64_MAX where it was not reached; a model without
+                             addresses has none */
+  uint64_t places_count;
+  const dtr_fragment_block* worst; /* when reserved - live was largest */
+  uint64_t worst_count;
+  const dtr_fragment_block* last; /* at the end */
+  uint64_t last_count;
+  const dtr_fragment_segment* segments;
+  uint64_t segments_count;
+} dtr_fragment_result;
+
 /* The outcome of one run of a model. Immutable: any thread. */
 typedef struct dtr_fragment_run dtr_fragment_run;
 
@@ -127,20 +141,9 @@ int32_t dtr_fragment_run_model(const dtr_fragment_events* events,
 /* Frees the outcome. */
 int32_t dtr_fragment_destroy(dtr_fragment_run* run);
 
-/* Writes the result. */
+/* Writes the result.
+ * Owner: the run owns its arrays. */
 int32_t dtr_fragment_get_result(const dtr_fragment_run* run, dtr_fragment_result* out);
-
-/* Return an array and write its length, 0 if there is none (the pointer may be NULL then).
- * Samples ascend by row: about as many as asked for, evenly, and the peaks. Places are by
- * allocation, UINT64_MAX where it was not reached; a model without addresses has none. Blocks are in
- * address order: worst 1, when reserved - live was largest; 0, at the end. Without samples and
- * places there are no blocks.
- * Owner: the run. */
-const dtr_fragment_sample* dtr_fragment_samples(const dtr_fragment_run* run, uint64_t* count);
-const uint64_t* dtr_fragment_places(const dtr_fragment_run* run, uint64_t* count);
-const dtr_fragment_block* dtr_fragment_blocks(const dtr_fragment_run* run, int32_t worst,
-                                              uint64_t* count);
-const dtr_fragment_segment* dtr_fragment_segments(const dtr_fragment_run* run, uint64_t* count);
 
 /* What dtr_fragment_walk_run reads; dtr_alloc/fragment/walk.py says how. */
 typedef struct dtr_fragment_walk_options {

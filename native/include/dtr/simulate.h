@@ -26,9 +26,6 @@ extern "C" {
  * alias is the index of the argument that the result is a view of, -1 for new memory. Times and
  * sizes are 0 to 2^62. */
 
-/* The outcome of one run. Immutable: any thread. */
-typedef struct dtr_simulation dtr_simulation;
-
 enum {
   DTR_DEALLOC_EAGER = 0,
   DTR_DEALLOC_BANISH = 1,
@@ -123,16 +120,23 @@ typedef struct dtr_runtime_options {
  * (native/simulate/runtime.h says what differs from simrd). How the run ends is its status.
  * peak_bytes and end_bytes are those of the pool, rounded as it rounds.
  *
+ * *decisions (decisions may be NULL) is text, joined by newlines: M<t> first execution of the op of
+ * tensor t, R<t> executed again to get t, E<s> evicted for room, D<s> evicted by a release or a
+ * banish, B<s> banished. Tensors are numbered in the order of creation; a storage has the number of
+ * its first tensor.
+ *
  * workspace is what operators allocate while they run, as pairs: 0, bytes of a temporary; 1, index
  * of the operator's temporary that is freed; 2, index of the result that is allocated here. Operator
  * k, the k-th CALL, MUTATE or EFFECT, has workspace[workspace_at[k]] up to
  * workspace[workspace_at[k + 1]]. Both NULL: no operator has any.
  *
+ * Owner: the library owns the decisions, until this thread's next run.
  * Threads: score is called on this thread.
  * Fails iff: DTR_INVALID if the program or the workspace is malformed; DTR_STATE if score fails. */
 int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* program,
                              uint64_t numbers, const int64_t* workspace,
-                             const int64_t* workspace_at, uint64_t operators, dtr_simulation** out);
+                             const int64_t* workspace_at, uint64_t operators,
+                             dtr_simulation_result* result, const char** decisions);
 
 /* What a job whose steps are those of a program would learn (native/learn/what_if.h). */
 typedef struct dtr_what_if_options {
@@ -167,19 +171,6 @@ typedef struct dtr_what_if_result {
 int32_t dtr_what_if(const dtr_what_if_options* options, const int64_t* program, uint64_t numbers,
                     const int64_t* workspace, const int64_t* workspace_at, uint64_t operators,
                     dtr_what_if_result* out);
-
-/* Frees the outcome. */
-int32_t dtr_simulation_destroy(dtr_simulation* simulation);
-
-/* Writes the result. */
-int32_t dtr_simulation_get_result(const dtr_simulation* simulation, dtr_simulation_result* out);
-
-/* Returns the run's decisions, joined by newlines, and writes their length: M<t> first execution of
- * the op of tensor t, R<t> executed again to get t, E<s> evicted for room, D<s> evicted by a release
- * or a banish, B<s> banished. Tensors are numbered in the order of creation; a storage has the
- * number of its first tensor.
- * Owner: the simulation. */
-const char* dtr_simulation_decisions(const dtr_simulation* simulation, uint64_t* length);
 
 /* CFFI END */
 
