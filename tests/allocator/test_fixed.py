@@ -1,7 +1,7 @@
 """Fixed pools: as many addresses as the budget has bytes. The contract suite runs over them."""
 
 import pytest
-from native_pool import IN_USE, KIB, NO_LIMIT, Invalid, NativePool, OutOfMemory
+from native_pool import IN_USE, KIB, NO_LIMIT, NativePool, OutOfMemory
 
 CHUNK = 64 * KIB
 
@@ -82,8 +82,3 @@ def test_what_stands_above_a_lower_budget_must_go(pool):
     pool.set_room(lambda size, stream: pool.free(blocks[3]) is None)
     pool.set_budget(8 * CHUNK)
     assert pool.allocate(8 * CHUNK) == blocks[0]
-
-
-def test_a_wrong_switch_is_named():
-    with pytest.raises(Invalid, match="fixed is 2; allowed: 0, 1"):
-        NativePool("host", fixed=2)

@@ -40,30 +40,3 @@ def test_a_job_computes_the_same_bits_in_a_share_of_its_activation_memory(
     if share < 1:
         assert run.stats["evictions"] > 0
         assert run.stats["rematerializations"] > 0
-
-
-OUT_OF_MEMORY = """
-import sys, torch, dtr_alloc
-dtr_alloc.enable(budget="8MiB", device="cuda", trace=f"oom:{sys.argv[1]}")
-kept = torch.nn.ReLU()(torch.randn(1 << 20, device="cuda"))
-try:
-    torch.ones(1 << 22, device="cuda")
-except torch.OutOfMemoryError:
-    dtr_alloc.disable()
-"""
-
-
-def test_an_out_of_memory_error_leaves_the_heap_and_the_call_sites(machine, tmp_path):
-    from dtr_alloc.fragment import report
-    from dtr_alloc.traces import trace_file
-
-    machine.run(OUT_OF_MEMORY, tmp_path / "some.trace")
-    trace = trace_file.read(tmp_path / "some.trace")
-    (found,) = report.reports("some", trace)
-    row = found.rows[0]
-    assert row.request_bytes == 4 << 22
-    assert row.blocks is not None
-    (size, name) = row.in_use[0]
-    assert size == 4 << 20
-    assert name.startswith("aten::relu.default at script-")
-    assert name.endswith(".py:4 (ReLU)")

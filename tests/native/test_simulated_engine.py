@@ -11,7 +11,6 @@ from programs import Model, describe
 
 from bench.studies.log import Log
 from dtr_alloc import oplog
-from dtr_alloc.core import ffi, lib
 from dtr_alloc.simulation import presets, simulate
 
 LOGS = sorted((Path(__file__).parents[1] / "data/simrd/synthetic_logs").glob("*.log.xz"))
@@ -352,16 +351,6 @@ def test_wrong_options_are_named():
         run_log(log.program, newest_staleness=True)
     with pytest.raises(ValueError, match="unknown heuristic 'DTR'; allowed: dtr-full"):
         run_log(log.program, "DTR")
-    options = ffi.new("dtr_runtime_options *")
-    options.common.budget_bytes = 1
-    options.common.heuristic.recompute_factor = 1
-    options.history_ops = 1
-    options.space = 7
-    nothing, result = ffi.new("int64_t[1]"), ffi.new("dtr_simulation_result *")
-    of_program = (nothing, 0, ffi.NULL, ffi.NULL, 0)
-    status = lib.dtr_simulate_runtime(options, *of_program, result, ffi.NULL)
-    assert status == lib.DTR_INVALID
-    assert ffi.string(lib.dtr_last_error()) == b"space is 7; allowed: 0, 1, 2"
 
 
 def test_an_empty_program_is_a_run():

@@ -6,7 +6,6 @@ Needs the native build.
 import itertools
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -238,24 +237,6 @@ def test_an_executor_gives_the_bytes_that_processes_give(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     assert swept(tmp_path / "own", "--executor", "of_user:executor") == local
-
-
-def test_an_executor_gives_the_studies_that_processes_give(tmp_path):
-    logs = tmp_path / "logs"
-    logs.mkdir()
-    for name in ("resnet32", "unet"):
-        shutil.copy(DATA / "unet_skip.log.xz", logs / f"{name}.log.xz")
-    found = {}
-    for name, options in {"local": ("--jobs", 2), "other": ("--executor", PROCESSES)}.items():
-        names = ("schedule", "floor")
-        done = studies(*(*names, "--smoke", "--logs", logs, "--out", tmp_path / name, *options))
-        assert done.exit_code == 0, done.output
-        documents = [json.loads((tmp_path / name / f"{one}.json").read_text()) for one in names]
-        found[name] = [
-            {key: value for key, value in document.items() if key not in ("command", "seconds")}
-            for document in documents
-        ]
-    assert json.dumps(found["other"]) == json.dumps(found["local"])
 
 
 @pytest.mark.parametrize(

@@ -17,35 +17,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 CASES = {(case.kind, case.name): case for case in all_cases()}
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *(("operators", name) for name in ("add", "sum", "svd", "nn.functional.dropout", "view")),
-        *(("modules", name) for name in ("nn.Linear", "nn.LSTM")),
-    ],
-)
-def test_all_results_of_most_cases_are_evicted_and_come_back(case: tuple[str, str]) -> None:
-    report = report_of(CASES[case])
-    assert report["wrong"] == report["kept"] == []
-    assert report["evicted"][0] == report["evicted"][64] + report["resident"][64] > 0
-
-
-def test_without_a_limit_small_results_are_evicted_too() -> None:
-    report = report_of(CASES["operators", "sum"])
-    assert report["resident"][64] > report["resident"][0] == 0
-
-
-def test_what_is_kept_has_the_reason_that_the_recorder_knows() -> None:
-    report = report_of(CASES["operators", "linalg.lstsq"])
-    reasons = {(reason, operator) for reason, operator, _ in report["kept"]}
-    assert (
-        "its operator gives other last bits from run to run, without us as well",
-        "aten.linalg_lstsq.default",
-    ) in reasons
-    report = report_of(CASES["optimizers", "SGD"])
-    assert {reason for reason, _, _ in report["kept"]} >= {"it is a parameter"}
-
-
 def test_other_bits_are_found() -> None:
     """A function that draws anew each time it runs, and says that it does not."""
     from dtr_alloc import run_as_operator

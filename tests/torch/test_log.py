@@ -127,15 +127,6 @@ def held_at_the_end(path):
 
 
 class TestAJob:
-    def test_without_a_budget_it_is_unlimited(self, unlimited):
-        assert unlimited.stats["budget_bytes"] == 2**64 - 1
-        assert unlimited.stats["evictions"] == 0
-
-    def test_its_log_compiles(self, unlimited):
-        program = oplog.compile_log(unlimited.log)
-        assert program.operator_count > 100
-        assert len(program.workspace) > 0
-
     def test_its_log_has_the_operators_that_made_new_memory(self, unlimited):
         expected = Counter(name for step in unlimited.operators for name in step)
         found = fresh_calls(unlimited.log)
