@@ -123,7 +123,8 @@ void AnyPool::add_peer(int32_t device) {
 
 uint64_t AnyPool::unused_bytes() {
   Lock lock(mutex_);
-  return budget_ > counts_.allocated_bytes ? budget_ - counts_.allocated_bytes : 0;
+  const uint64_t taken = counts_.allocated_bytes + withheld_bytes();
+  return budget_ > taken ? budget_ - taken : 0;
 }
 
 void AnyPool::require_no_blocks() const {

@@ -91,7 +91,8 @@ class AnyPool {
   // From this address on blocks have none: there are slabs, or a pool that only counts. Takes no
   // lock.
   virtual uint64_t slabs_begin() const { return 0; }
-  uint64_t unused_bytes();  // of the budget
+  // Of the budget: neither in use nor kept for graphs and memory pools.
+  uint64_t unused_bytes();
   virtual RoomInfo room_info(uint64_t) { return {}; }
   virtual uint64_t lacking_chunks(uint64_t) { return kNoLimit; }
   // Large blocks in the order of addresses: from the block in use that begins at the address, with
@@ -124,6 +125,8 @@ class AnyPool {
   void note_move(uint64_t from, uint64_t to, uint64_t size_bytes);
 
  protected:
+  // Free, and serve only arenas or nobody yet. Under the lock.
+  virtual uint64_t withheld_bytes() const { return 0; }
   // What the callback answers; DTR_ROOM_IS_NONE if there is none. *idle_answers: how often in a row
   // it gave another answer and no block was freed; 0 before the first time.
   int32_t ask_room(uint64_t size, uint64_t stream, int* idle_answers);

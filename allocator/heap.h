@@ -127,16 +127,6 @@ class Heap {
   // than before, and no other block has.
   Openings& openings() { return openings_; }
 
-  // Every free block, by owner and size.
-  template <typename F>
-  void for_each_free(F&& visit) const {
-    for (const auto& blocks : owners_)
-      if (blocks)
-        for (const Block* block = blocks->index.at_least(0); block != nullptr;
-             block = blocks->index.after(block))
-          visit(block);
-  }
-
   Block* first() const { return first_; }
   Block* last() const { return last_; }
   uint32_t owners() const { return static_cast<uint32_t>(owners_.size()); }

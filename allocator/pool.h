@@ -185,7 +185,7 @@ class Pool final : public AnyPool {
 
   // pool_arenas.cpp
   bool settle_arenas();
-  uint64_t withheld_bytes() const;              // free, and serve only arenas or nobody yet
+  uint64_t withheld_bytes() const override;
   uint64_t arena_of(const Block* block) const;  // as dtr_block.arena
   Owner home_of_freed(const Place& place);
 

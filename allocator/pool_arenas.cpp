@@ -71,9 +71,12 @@ uint64_t Pool::arena_of(const Block* block) const {
 uint64_t Pool::withheld_bytes() const {
   uint64_t bytes = 0;
   for (const Heap* heap : {&large_, &small_}) {
-    heap->for_each_free([&](const Block* block) {
-      if (streams_.withheld(block->owner)) bytes += block->size;
-    });
+    for (Owner owner = 1; owner < heap->owners(); ++owner) {
+      if (!streams_.withheld(owner)) continue;
+      for (const Block* hole = heap->best_fit(owner, 0); hole != nullptr;
+           hole = heap->next_fit(hole))
+        bytes += hole->size;
+    }
   }
   return bytes;
 }

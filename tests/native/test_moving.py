@@ -254,6 +254,19 @@ class TestRescue:
             assert toy.stats().moves == 0
         assert all_right(toy, *kept)
 
+    def test_an_eviction_is_not_for_a_place_where_an_arena_keeps_the_free_bytes(
+        self, make_chunked_toy
+    ):
+        toy = make_chunked_toy(8)
+        arena = toy.pool.arena_open()
+        toy.pool.free(toy.pool.arena_allocate(arena, 4 * CHUNKS))
+        words = CHUNKS // WORD
+        source = toy.unseen(words)
+        results = [toy.one("f", source, words=words, parameter=i) for i in range(4)]
+        assert toy.stats().evictions == 1
+        assert toy.stats().contiguity_evictions == 0
+        assert all_right(toy, source, *results)
+
     def test_what_only_waits_moves_before_it_yields(self, make_chunked_toy):
         toy = make_chunked_toy(8, moving=1)
         words = CHUNKS // WORD

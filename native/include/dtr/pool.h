@@ -268,7 +268,7 @@ int32_t dtr_pool_take_openings(dtr_pool* pool, dtr_opening* openings, uint64_t c
  * pools. Takes no lock. */
 void* dtr_pool_slabs_begin(const dtr_pool* pool);
 
-/* Returns the bytes of the budget that no block in use takes. */
+/* Returns the bytes of the budget that no block in use takes, and no arena or captured stream. */
 uint64_t dtr_pool_unused_bytes(dtr_pool* pool);
 
 /* What a request for new memory finds. */
