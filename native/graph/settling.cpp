@@ -1,5 +1,7 @@
 #include "settling.h"
 
+#include <algorithm>
+
 namespace dtr {
 
 namespace {
@@ -21,6 +23,59 @@ bool Settling::settle(const std::vector<Storage*>& lost, std::vector<Storage*>* 
                       uint64_t least_bytes, Deferred& deferred) {
   pending_.assign(lost.begin(), lost.end());
   return settle_pending(nullptr, kWholeStorage, targets, least_bytes, kAnyBytes, deferred);
+}
+
+bool Settling::settle_each(const std::vector<Loss>& losses, std::vector<Storage*>* targets,
+                           Deferred& deferred) {
+  const auto is_whole = [](const Loss& loss) {
+    return loss.part.begin == 0 && loss.part.end >= loss.storage->size_bytes;
+  };
+  const bool share = losses.size() > 1 && std::all_of(losses.begin(), losses.end(), is_whole);
+  const uint64_t blocked = share ? mark_blocked(losses, targets) : 0;
+  bool settled = true;
+  for (const Loss& loss : losses)
+    settled &= (!share || loss.storage->mark != blocked) &&
+               settle(loss.storage, targets, kAnyBytes, deferred, loss.part);
+  return settled;
+}
+
+uint64_t Settling::mark_blocked(const std::vector<Loss>& losses, std::vector<Storage*>* targets) {
+  const uint64_t seen = graph_.next_walk(), met = graph_.next_walk(), blocked = graph_.next_walk();
+  std::vector<const Storage*> blockers;
+  for (const Loss& loss : losses) {
+    loss.storage->mark = met;
+    pending_.assign(1, loss.storage);
+    while (!pending_.empty()) {
+      const Storage* storage = pending_.back();
+      pending_.pop_back();
+      for (const Edge* edge = storage->children; edge; edge = edge->next) {
+        if (edge->lost) continue;
+        for (const Output& output : edge->op->outputs) {
+          Storage* dependent = output.storage;
+          if (!dependent || dependent->mark >= seen) continue;
+          const bool is_there = has_content(dependent) && dependent->live;
+          const bool ends =
+              is_there ? dependent->overwriters == 0 : dependent->live || dependent->locks > 0;
+          dependent->mark = ends ? seen : met;
+          if (!ends) pending_.push_back(dependent);
+          if (!ends || is_there) continue;
+          blockers.push_back(dependent);
+          if (dependent->live && targets) targets->push_back(dependent);
+        }
+      }
+    }
+  }
+  while (!blockers.empty()) {
+    const Storage* storage = blockers.back();
+    blockers.pop_back();
+    if (!storage->parent) continue;
+    for (const Edge& edge : storage->parent->edges) {
+      if (edge.lost || !edge.input || edge.input->mark != met) continue;
+      edge.input->mark = blocked;
+      blockers.push_back(edge.input);
+    }
+  }
+  return blocked;
 }
 
 bool Settling::settle_pending(const Storage* in_part, const Range& part,

@@ -36,6 +36,15 @@ class Settling {
   bool settle(const std::vector<Storage*>& lost, std::vector<Storage*>* targets,
               uint64_t least_bytes, Deferred& deferred);
 
+  // The first for each of these, in their order, with one walk for all: an optimizer overwrites hundreds,
+  // with mostly the same dependents. False: for one of them.
+  struct Loss {
+    Storage* storage;
+    Range part;
+  };
+  bool settle_each(const std::vector<Loss>& losses, std::vector<Storage*>* targets,
+                   Deferred& deferred);
+
   // Has all that depends on a dead constant, and on other dead ones that this was computed from,
   // become constants, if that takes no more than what is free then. What is evicted becomes one when
   // it is back, and the memory is free once all is.
@@ -52,6 +61,9 @@ class Settling {
   bool settle_history(std::vector<Storage*>* targets, Deferred& deferred);
 
  private:
+  // Gives those the mark whose dependents, none of which they may lose, are not all there. Returns
+  // the mark.
+  uint64_t mark_blocked(const std::vector<Loss>& losses, std::vector<Storage*>* targets);
   // Of pending_. in_part: the one of which only these bytes will be lost, or null.
   bool settle_pending(const Storage* in_part, const Range& part, std::vector<Storage*>* targets,
                       uint64_t least_bytes, uint64_t most_bytes, Deferred& deferred);

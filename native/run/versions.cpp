@@ -50,20 +50,16 @@ bool Versions::begin(OpCall& call, Deferred& deferred) {
     }
     ++storage->overwriters;
   }
-  bool settled = true;
-  for (const Input& input : call.inputs)
-    if (input.storage && !input.copy && (overwrites(input.use) || parts_.capture.is_under_way()) &&
-        !input.storage->parent && input.storage->children)
-      settled &= parts_.settling.settle(input.storage, nullptr, Settling::kAnyBytes, deferred,
-                                        written(input));
-  return settled;
+  return settle(call, nullptr, deferred);
 }
 
-void Versions::settle(const OpCall& call, std::vector<Storage*>* targets, Deferred& deferred) {
+bool Versions::settle(const OpCall& call, std::vector<Storage*>* targets, Deferred& deferred) {
+  losses_.clear();
   for (const Input& input : call.inputs)
-    if (input.storage && (overwrites(input.use) || parts_.capture.is_under_way()) &&
-        !input.storage->parent)
-      parts_.settling.settle(input.storage, targets, Settling::kAnyBytes, deferred, written(input));
+    if (input.storage && !(input.copy && !targets) && !input.storage->parent &&
+        input.storage->children && (overwrites(input.use) || parts_.capture.is_under_way()))
+      losses_.push_back({input.storage, written(input)});
+  return parts_.settling.settle_each(losses_, targets, deferred);
 }
 
 bool Versions::ran(OpCall& call) {

@@ -38,8 +38,9 @@ class Versions {
   // Of an op that begins, and overwrites arguments, or touches some while a graph is captured.
   // False if what depends on one must be computed first.
   bool begin(OpCall& call, Deferred& deferred);
-  // Settles what the op is about to lose (R8). *targets gets what must be computed first.
-  void settle(const OpCall& call, std::vector<Storage*>* targets, Deferred& deferred);
+  // Settles what the op is about to lose (R8). False if something must be computed first, which
+  // *targets gets.
+  bool settle(const OpCall& call, std::vector<Storage*>* targets, Deferred& deferred);
   // The op ran: sees what it overwrote in fact, and whether it can be repeated. False if it
   // overwrote nothing but scratch memory.
   bool ran(OpCall& call);
@@ -58,6 +59,7 @@ class Versions {
   void next(const OpCall& call, Input& input, Op* op, int32_t position, Deferred& deferred);
 
   Parts parts_;
+  std::vector<Settling::Loss> losses_;  // of settle()
 };
 
 }  // namespace dtr
