@@ -176,7 +176,7 @@ cuda-bridge-check: $(CUDA_CHECK)/core.so $(CUDA_CHECK)/fake_cuda.so
 	@printf '  %-16s%-8s%-10s%s\n' torch cuda python result; status=0; \
 	for python in $(CUDA_TORCH_PYTHONS); do \
 	  PYTHONPATH=$(CUDA_CHECK)/tree DTR_ALLOC_CACHE=$(CUDA_CHECK)/cache "$$python" -W ignore \
-	    tests/cuda_bridge/check.py $(abspath $^) native/bridge/selftest/cuda_selftest.cpp || status=1; \
+	    tests/cuda_bridge/check.py $(abspath $^) tests/cuda_bridge/cuda_selftest.cpp || status=1; \
 	done; exit $$status
 
 # Whole jobs on "cuda" under CUDA builds of torch, on a machine without a GPU, over stand-ins for

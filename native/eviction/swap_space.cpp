@@ -124,33 +124,22 @@ SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, De
   lock.unlock();
   for (HostCopy* old : surplus) give_back(old);
   int64_t begin = 0, end = 0;
-  int32_t status = DTR_OK;
-  std::string text;
-  const auto all_right = [&](int32_t answer) {
-    if (status == DTR_OK && answer != DTR_OK) {
-      status = answer;
-      text = dtr_last_error();
-    }
-    return status == DTR_OK;
-  };
-  if (copy->buffer)
-    all_right(copy->stream == stream ? DTR_OK : dtr_pool_order(copy->pool, stream, copy->stream));
-  else
-    all_right(dtr_pool_host_allocate(copy->pool, copy->bytes, &copy->buffer));
-  if (status == DTR_OK && timed) all_right(dtr_pool_synchronize(copy->pool, stream));
-  begin = now_ns();
-  if (status == DTR_OK)
-    all_right(dtr_pool_copy_out(copy->pool, copy->buffer, address, bytes, stream));
-  if (status == DTR_OK && timed) all_right(dtr_pool_synchronize(copy->pool, stream));
-  end = now_ns();
-  if (status == DTR_OK) {
+  const int32_t status = guard([&] {
+    if (!copy->buffer)
+      check_status(dtr_pool_host_allocate(copy->pool, copy->bytes, &copy->buffer));
+    else if (copy->stream != stream)
+      check_status(dtr_pool_order(copy->pool, stream, copy->stream));
+    if (timed) check_status(dtr_pool_synchronize(copy->pool, stream));
+    begin = now_ns();
+    check_status(dtr_pool_copy_out(copy->pool, copy->buffer, address, bytes, stream));
+    if (timed) check_status(dtr_pool_synchronize(copy->pool, stream));
+    end = now_ns();
     // The block's own stream may be another one than that of the copy.
-    all_right(dtr_pool_record_stream(copy->pool, address, stream));
-    if (status == DTR_OK) {
-      dtr_pool_note(copy->pool, DTR_EVENT_EVICT, address, bytes);
-      dtr_pool_free(copy->pool, address);
-    }
-  }
+    check_status(dtr_pool_record_stream(copy->pool, address, stream));
+    dtr_pool_note(copy->pool, DTR_EVENT_EVICT, address, bytes);
+    dtr_pool_free(copy->pool, address);
+  });
+  const std::string text = status == DTR_OK ? "" : dtr_last_error();
   lock.lock();
 
   copy->moving = false;
@@ -197,23 +186,21 @@ bool SwapSpace::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<E
   void* address = nullptr;
   bool strong = false;
   int64_t begin = 0, end = 0;
-  int32_t status = ahead ? dtr_pool_side_stream(device.pool, &stream) : DTR_OK;
-  if (status == DTR_OK)
-    status = ahead ? dtr_pool_try_allocate(device.pool, bytes, stream, &address)
-                   : dtr_pool_allocate(device.pool, bytes, stream, &address);
-  std::string text = status == DTR_OK ? "" : dtr_last_error();
-  if (status == DTR_OK && address) {
+  const int32_t status = guard([&] {
+    if (ahead) check_status(dtr_pool_side_stream(device.pool, &stream));
+    check_status(ahead ? dtr_pool_try_allocate(device.pool, bytes, stream, &address)
+                       : dtr_pool_allocate(device.pool, bytes, stream, &address));
+    if (!address) return;
     // May take the GIL, so it happens without the mutex.
     strong = handle && framework->retain_strong_with_gil(handle);
-    if (copy->stream != stream) status = dtr_pool_order(copy->pool, stream, copy->stream);
-    if (status == DTR_OK && timed) status = dtr_pool_synchronize(copy->pool, stream);
+    if (copy->stream != stream) check_status(dtr_pool_order(copy->pool, stream, copy->stream));
+    if (timed) check_status(dtr_pool_synchronize(copy->pool, stream));
     begin = now_ns();
-    if (status == DTR_OK)
-      status = dtr_pool_copy_in(copy->pool, address, copy->buffer, bytes, stream);
-    if (status == DTR_OK && timed) status = dtr_pool_synchronize(copy->pool, stream);
+    check_status(dtr_pool_copy_in(copy->pool, address, copy->buffer, bytes, stream));
+    if (timed) check_status(dtr_pool_synchronize(copy->pool, stream));
     end = now_ns();
-    if (status != DTR_OK) text = dtr_last_error();
-  }
+  });
+  const std::string text = status == DTR_OK ? "" : dtr_last_error();
   lock.lock();
 
   copy->moving = false;

@@ -32,11 +32,10 @@ assert dtr_alloc.evict(drawn)
 assert torch.equal(drawn.cpu(), expected)
 assert [begins_anew(), begins_anew()] == [1, 0]
 """
-SELFTEST = Path(__file__).parents[2] / "native/bridge/selftest"
 
 
 def test_only_the_jobs_own_seeding_has_rnns_begin_anew_with_their_dropout(machine):
-    machine.run(RNN_FLAG, SELFTEST / "rnn_flag.cpp", budget="64MiB")
+    machine.run(RNN_FLAG, Path(__file__).with_name("rnn_flag.cpp"), budget="64MiB")
 
 
 OTHER_DEVICE = """

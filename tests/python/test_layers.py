@@ -93,7 +93,8 @@ def test_the_core_knows_neither_torch_nor_cuda_headers_nor_python():
 
 def test_only_the_bridge_and_its_tests_include_torch():
     everything = [path for folder in ("allocator", "native", "tests") for path in sources(folder)]
-    may = {ROOT / "native" / "bridge", ROOT / "tests" / "torch"}
+    of_tests = (ROOT / "tests" / name for name in ("torch", "cuda_bridge", "cuda_emulator"))
+    may = {ROOT / "native" / "bridge", *of_tests}
     elsewhere = [path for path in everything if may.isdisjoint(path.parents)]
     assert not broken(elsewhere, TORCH_HEADERS.match)
 

@@ -1,6 +1,6 @@
 // Whether the next forward pass of one of cuDNN's RNNs would begin anew with its dropout: a flag of
-// CUDA generators that Python does not show. Compiled by tests/cuda_emulator/test_generators.py
-// and by nobody else.
+// CUDA generators that Python does not show. Compiled by test_generators.py and by
+// nobody else.
 
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 

@@ -1,6 +1,6 @@
 // A caller of the installed CUDA allocator, as PyTorch is one: through the base classes
 // only, so that a virtual function in the wrong place shows. Compiled and run by
-// `make cuda-bridge-check` (tests/cuda_bridge/check.py) and by nobody else; it needs no
+// `make cuda-bridge-check` (check.py) and by nobody else; it needs no
 // device, and therefore reaches nothing that asks CUDA for the current one.
 
 #include <c10/cuda/CUDACachingAllocator.h>
