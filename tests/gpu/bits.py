@@ -39,10 +39,3 @@ def generators() -> list[torch.Generator]:
     if torch.cuda.is_available():
         found.append(torch.cuda.default_generators[torch.cuda.current_device()])
     return found
-
-
-def hungry(size_bytes: int, device: str, rounds: int = 4) -> None:
-    """Computes and drops so many bytes a few times, so that something else has to go."""
-    for _ in range(rounds):
-        one = torch.ones(size_bytes // 4, device=device)
-        del one
