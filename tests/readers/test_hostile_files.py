@@ -576,16 +576,6 @@ class TestSettings:
         with pytest.raises(costs.CostFileError, match=r"/dev/zero.*more than 33554432 bytes"):
             costs.CostFile.read(Path("/dev/zero"), "cpu")
 
-    def test_the_command_names_the_file_and_ends(self, path, tmp_path):
-        path.write_text(f"budget = {'[' * 3000}")
-        (tmp_path / "job.py").write_text("")
-        done = limited(
-            *("run", "--budget", "1GiB", tmp_path / "job.py"),
-            address_space=2 << 30,
-            environ={"DTR_ALLOC_CONFIG": str(path)},
-        )
-        refused(done, path, "a TOML file")
-
     @pytest.mark.parametrize(
         ("text", "reason"),
         [*((text, "") for text in (DEEP, "{", "[1]", DIGITS)), ("{}", "no result of the study")],

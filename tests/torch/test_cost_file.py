@@ -157,16 +157,6 @@ def test_a_pipe_is_not_read(tmp_path):
         CostFile.read(tmp_path / "pipe", "cpu")
 
 
-def test_a_damaged_file_ends_the_job_with_one_line_and_stays(job):
-    (job / "costs.json").write_text("{")
-    result = python("job.py", cwd=job, status=2, budget=BUDGET, costs="costs.json")
-    assert result.stdout == ""
-    (line,) = result.stderr.strip().splitlines()
-    assert str(job / "costs.json") in line
-    assert "Input data was truncated" in line
-    assert (job / "costs.json").read_text() == "{"
-
-
 def test_after_a_damaged_file_nothing_is_enabled(tmp_path):
     damaged, other = tmp_path / "costs.json", tmp_path / "other.json"
     damaged.write_text("{}")

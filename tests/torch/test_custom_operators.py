@@ -3,7 +3,6 @@
 import ctypes
 import gc
 import importlib.util
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -437,22 +436,3 @@ def test_a_wrong_name_is_an_error(name: object) -> None:
     with pytest.raises(dtr_alloc.ConfigError, match="the argument trust"):
         dtr_alloc.enable("unlimited", device="cpu", trust=[name])
     assert not dtr_alloc.is_enabled()
-
-
-def test_a_job_is_told_by_its_environment_whom_to_trust() -> None:
-    job = """
-        import torch
-        calls = 0
-
-        @torch.library.custom_op("mylib::twice", mutates_args=())
-        def twice(x: torch.Tensor) -> torch.Tensor:
-            global calls
-            calls += 1
-            return x * 2
-
-        twice(torch.ones(1000))
-        print(calls)
-    """
-    for trust, calls in (({}, "2"), ({"trust": "other, mylib::twice"}, "1")):
-        done = python("-c", textwrap.dedent(job), budget="1GiB", device="cpu", **trust)
-        assert done.stdout.strip() == calls

@@ -152,30 +152,44 @@ def test_none_of_a_jobs_files_is_written_where_a_link_leads(job):
         assert (job / name).stat().st_size > 0
 
 
-@pytest.mark.parametrize("importing", ["import torch", "import dtr_alloc; dtr_alloc.stats"])
-def test_a_wrong_budget_ends_the_job_with_one_clear_line(tmp_path, importing):
-    code = f"{importing}; print('trained')"
-    result = python("-c", code, cwd=tmp_path, status=2, budget="much")
-    assert result.stdout == ""
-    (line,) = result.stderr.strip().splitlines()
-    assert "DTR_ALLOC_BUDGET is 'much'; allowed: bytes" in line
-    assert "60%" in line
+NO_PIPE = "allowed: a file, a device such as /dev/null, or a pipe that somebody reads (nobody reads"
+MISSPELLED = "dtr_alloc: the name of a variable is '{}'; allowed: "
+ENDS: list[tuple[dict[str, str], int, tuple[str, ...]]] = [
+    ({"budget": "much"}, 2, ("DTR_ALLOC_BUDGET is 'much'; allowed: bytes", "60%")),
+    *(
+        ({"budget": "1GiB", name: "x"}, 2, (MISSPELLED.format(name), f"Did you mean {name[:-1]}?"))
+        for name in ("DTR_ALLOC_HEURISTICS", "DTR_ALLOC_CACHES")
+    ),
+    ({"budget": "1GiB", "device": "cuda"}, 1, ("device 'cuda'",)),
+    ({"budget": "1GiB", "costs": "damaged"}, 2, ("damaged", "Input data was truncated")),
+    ({"log": "job.py/log"}, 1, ("DTR_ALLOC_LOG is 'job.py/log'",)),
+    ({"trace": "job.py/t"}, 1, ("DTR_ALLOC_TRACE is 'job.py/t', but it cannot be had here",)),
+    *(
+        ({kind: "pipe", **budget}, 2, (f"DTR_ALLOC_{kind.upper()} is 'pipe'; {NO_PIPE}",))
+        for kind in ("log", "trace")
+        for budget in ({}, {"budget": "1GiB"})
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    ("settings", "meant"),
-    [
-        ({"DTR_ALLOC_BUGDET": "1GiB"}, "DTR_ALLOC_BUDGET"),  # it would run without a budget
-        ({"DTR_ALLOC_BUDGET": "1GiB", "DTR_ALLOC_HEURISTICS": "lru"}, "DTR_ALLOC_HEURISTIC"),
-        ({"DTR_ALLOC_CACHES": "x"}, "DTR_ALLOC_CACHE"),
-    ],
-)
-def test_a_misspelled_variable_ends_the_job(tmp_path, settings, meant):
-    result = python("-c", "import torch; print('trained')", cwd=tmp_path, status=2, **settings)
+@pytest.mark.parametrize(("settings", "status", "words"), ENDS)
+def test_a_setting_that_cannot_be_had_ends_the_job_with_one_line(tmp_path, settings, status, words):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "damaged").write_text("{")
+    (tmp_path / "job.py").write_text("import torch; print('trained')")
+    result = python("job.py", cwd=tmp_path, status=status, **settings)
     assert result.stdout == ""
     (line,) = result.stderr.strip().splitlines()
-    assert line.startswith(f"dtr_alloc: the name of a variable is '{[*settings][-1]}'; allowed: ")
-    assert line.endswith(f"Did you mean {meant}?")
+    assert [each for each in words if each not in line] == []
+    assert (tmp_path / "damaged").read_text() == "{"
+
+
+def test_where_torch_is_not_imported_a_wrong_variable_ends_the_job_too(tmp_path):
+    """It would run without a budget."""
+    code = "import dtr_alloc; dtr_alloc.stats; print('trained')"
+    result = python("-c", code, cwd=tmp_path, status=2, DTR_ALLOC_BUGDET="1GiB")
+    assert result.stdout == ""
+    assert result.stderr.endswith("Did you mean DTR_ALLOC_BUDGET?\n")
 
 
 def test_a_budget_that_cannot_be_enforced_ends_the_job(tmp_path):

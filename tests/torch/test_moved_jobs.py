@@ -1,14 +1,10 @@
-"""Storages that move in real jobs: the same bits, and copies instead of out of memory.
-
-Some are processes of their own, as pools are fixed for the life of a process.
-"""
+"""Storages that move in real jobs: the same bits."""
 
 from typing import Any
 
 import pytest
 import torch
-from harness import assert_equal, assert_same_bits, told_by
-from torch import Tensor, nn
+from harness import assert_same_bits, told_by
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtr_alloc
@@ -65,46 +61,6 @@ def test_jobs_keep_their_bits_while_storages_move_at_every_operator() -> None:
     for moves, evictions in found:
         assert moves > 100
         assert evictions > 0
-
-
-def train_among_holes() -> list[Tensor]:
-    """Every other model is dropped, so that what is free lies between the others, whose
-    parameters cannot be computed again. What comes then is larger than each of the holes."""
-    torch.manual_seed(0)
-    models = [nn.Linear(256, 256) for _ in range(16)]
-    x = torch.randn(64, 256)
-    for model in models:
-        model(x).square().mean().item()
-    models = models[1::2]
-    x = torch.randn(1024, 256)
-    for _ in range(3):
-        for model in models:
-            model(x).sigmoid().square().mean().backward()
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    assert parameter.grad is not None
-                    parameter -= 0.1 * parameter.grad
-                    parameter.grad = None
-    return [parameter.detach() for model in models for parameter in model.parameters()]
-
-
-def train_with_and_without_moves() -> dict[str, Any]:
-    expected = train_among_holes()
-    settings = {"budget": "6MiB", "device": "cpu"}
-    with pytest.raises(torch.OutOfMemoryError), dtr_alloc.session(**settings, debug="no-moves"):
-        train_among_holes()
-    with dtr_alloc.session(**settings):
-        got = train_among_holes()
-        stats = dtr_alloc.stats()
-        dtr_alloc.check_invariants()
-    assert_equal(expected, got)
-    return {name: stats[name] for name in ("moves", "peak_reserved_bytes", "budget_bytes")}
-
-
-def test_a_job_that_is_out_of_memory_for_want_of_one_piece_trains_by_moving() -> None:
-    found = told_by(train_with_and_without_moves, pool="fixed,chunk:64KiB")
-    assert found["moves"] > 0
-    assert found["peak_reserved_bytes"] <= found["budget_bytes"]
 
 
 def test_compacting_makes_one_piece_of_what_is_free() -> None:

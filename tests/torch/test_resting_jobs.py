@@ -77,26 +77,6 @@ def test_a_job_that_grows_many_times_over_after_a_rest_trains_with_the_same_bits
     assert end.out_of_memory_errors == 0
 
 
-def test_a_budget_that_is_set_at_rest_holds():
-    work = unrolled(times=lambda _: 20, rows=lambda _: 256)
-    peaks = []
-
-    def before(step: int) -> None:
-        if step == STEPS:
-            peaks.append(dtr_alloc.stats().peak_allocated_bytes)
-            assert dtr_alloc.stats().rests == 1
-            dtr_alloc.set_budget(peaks[0] // 2)
-            dtr_alloc.reset_peak_stats()
-
-    expected = trained(work, nothing)
-    with checked_session("unlimited", REST):
-        got = trained(work, before)
-        end = dtr_alloc.stats()
-    assert_equal(expected, got)
-    assert end.evictions > 0
-    assert end.peak_allocated_bytes <= peaks[0] // 2
-
-
 def rest(x: Tensor) -> None:
     while dtr_alloc.stats().rests == 0:
         torch.relu(x)
