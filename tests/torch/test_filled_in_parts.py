@@ -134,20 +134,6 @@ def test_the_noise_of_rrelu_keeps_its_bits_in_evaluation() -> None:
         assert torch.equal(noise, source(256))
 
 
-def test_circular_padding_trains_with_the_same_bits() -> None:
-    def gradient(evict: Callable[[Tensor], Tensor]) -> Tensor:
-        x = source(2, 3, 8, 8).requires_grad_()
-        padded = F.pad(x.sin(), (1, 2, 2, 1), mode="circular")
-        evict(padded)
-        (padded * padded).sum().backward()
-        assert x.grad is not None
-        return x.grad
-
-    expected = gradient(lambda padded: padded)
-    with checked_session():
-        assert torch.equal(gradient(evicted), expected)
-
-
 def leaves_a_gap(buffer: Tensor) -> None:
     buffer[5:].fill_(1)
 

@@ -206,35 +206,6 @@ def test_a_larger_limit_keeps_larger_storages() -> None:
         assert dtr_alloc.evict(torch.arange(1025.0))
 
 
-@pytest.mark.parametrize("foreach", [True, False])
-@pytest.mark.parametrize("share", [0.9, 0.7])
-def test_weights_that_are_no_parameters_do_not_keep_the_gradient_of_each_step(
-    share: float, foreach: bool
-) -> None:
-    def train(steps: int) -> int:
-        """The bytes that are kept for what may be computed again, after all steps."""
-        weights = [torch.randn(128, 128).mul_(0.1).requires_grad_() for _ in range(3)]
-        optimizer = torch.optim.Adam(weights, lr=1e-3, foreach=foreach)
-        x = torch.randn(64, 128)
-        for _ in range(steps):
-            y = x
-            for i in range(40):
-                y = torch.tanh(y @ weights[i % 3])
-            optimizer.zero_grad()
-            y.square().mean().backward()
-            optimizer.step()
-        return dtr_alloc.stats()["kept_constant_bytes"]
-
-    with dtr_alloc.session("unlimited", device="cpu"):
-        train(2)
-        peak = dtr_alloc.stats()["peak_allocated_bytes"]
-    with dtr_alloc.session(int(share * peak), device="cpu", heuristic="marginal", thrash="off"):
-        dtr_alloc.limit_rematerializations(10_000)  # costs are measured
-        gradients = 3 * 128 * 128 * 4
-        assert train(15) <= 3 * gradients
-        assert dtr_alloc.stats()["evictions"] > 0
-
-
 # ---- operators that only look at tensors, such as item() and equal() ----
 
 
