@@ -1,17 +1,13 @@
 #include "aliased_chunks.h"
 
-#include <cstdio>
-#include <exception>
 #include <utility>
+
+#include "errors.h"
 
 namespace dtr {
 
 AliasedChunks::~AliasedChunks() {
-  try {
-    wait();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtr_alloc: addresses not given back: %s\n", error.what());
-  }
+  or_say("addresses not given back", [this] { wait(); });
 }
 
 void AliasedChunks::add(std::vector<uint64_t> chunks, Driver::Event event) {

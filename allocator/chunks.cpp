@@ -1,7 +1,5 @@
 #include "chunks.h"
 
-#include <cstdio>
-
 #include "errors.h"
 
 namespace dtr {
@@ -17,11 +15,9 @@ Chunks::Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_by
       mapped_(count_) {}
 
 Chunks::~Chunks() {
-  try {
+  or_say("memory not returned", [this] {
     for_each_mapped([&](Run run) { driver_.unmap(base_ + run.begin, run.end - run.begin); });
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtr_alloc: memory not returned: %s\n", error.what());
-  }
+  });
 }
 
 Chunks::Run Chunks::first_mapped(Run run) const {

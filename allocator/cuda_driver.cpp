@@ -57,12 +57,10 @@ class PhysicalMemory {
   PhysicalMemory(const CudaApi& cuda, CuContext context, const CuMemAllocationProp& kind)
       : cuda_(cuda), context_(context), kind_(kind) {}
   ~PhysicalMemory() {
-    try {
+    or_say("device memory not released", [this] {
       CurrentContext current(cuda_, context_);
       for (CuHandle handle : unreleased_) cuda_.check(cuda_.release(handle), "cuMemRelease");
-    } catch (const DriverError& error) {
-      std::fprintf(stderr, "dtr_alloc: device memory not released: %s\n", error.what());
-    }
+    });
   }
 
   CuHandle create(uint64_t size_bytes) {

@@ -1,7 +1,5 @@
 #include "device_work.h"
 
-#include <cstdio>
-#include <exception>
 #include <iterator>
 #include <string>
 
@@ -10,12 +8,7 @@
 namespace dtr {
 
 DeviceWork::~DeviceWork() {
-  try {
-    close();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtr_alloc: streams, events or host memory not returned: %s\n",
-                 error.what());
-  }
+  or_say("streams, events or host memory not returned", [this] { close(); });
 }
 
 void DeviceWork::close() {

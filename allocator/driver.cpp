@@ -1,7 +1,5 @@
 #include "driver.h"
 
-#include <cstdio>
-
 #include "errors.h"
 
 namespace dtr {
@@ -53,11 +51,7 @@ void Reservation::close() {
 }
 
 Reservation::~Reservation() {
-  try {
-    close();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtr_alloc: address space not released: %s\n", error.what());
-  }
+  or_say("address space not released", [this] { close(); });
 }
 
 }  // namespace dtr

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <exception>
 #include <stdexcept>
 #include <string>
 
@@ -32,6 +34,16 @@ struct InvalidArgument : std::runtime_error {
 struct StateError : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+// Runs body() where nothing may be thrown, as in a destructor: standard error says what was not done.
+template <typename Body>
+void or_say(const char* not_done, Body&& body) noexcept {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "dtr_alloc: %s: %s\n", not_done, error.what());
+  }
+}
 
 // "12.0 MiB (12582912 bytes)", "no limit" for UINT64_MAX.
 std::string size_text(uint64_t bytes);

@@ -1,7 +1,6 @@
 #include "streams.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <string>
 
 #include "errors.h"
@@ -20,11 +19,7 @@ Streams::SpareEvent::SpareEvent(Streams& streams) : streams_(streams) {
 }
 
 Streams::~Streams() {
-  try {
-    close();
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "dtr_alloc: events not destroyed: %s\n", error.what());
-  }
+  or_say("events not destroyed", [this] { close(); });
 }
 
 void Streams::close() {

@@ -200,7 +200,7 @@ def run_log(
         if parts.select == "callback":
             raise ValueError(f"{parts.name!r} is a Python callable, which simrd knows nothing of")
         of_lab, functions = lab.library()
-        options = of_lab.new("dtr_lab_options *", common)
+        options = of_lab.new("dtr_lab_options *", {"common": common})
         options.sampling = SAMPLINGS.index(sampling)
         options.least_size_share = least_size_share
         if parts.cost == "neighborhood":

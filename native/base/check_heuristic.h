@@ -1,4 +1,4 @@
-// check_heuristic.h: whether the parts of a heuristic exist, for the engine and for simrd.
+// check_heuristic.h: whether the parts of a heuristic exist, for the engine and for simulations.
 #pragma once
 
 #include <limits>
@@ -23,6 +23,12 @@ inline void check(const dtr_heuristic& heuristic) {
   require_number("heuristic.recompute_factor", heuristic.recompute_factor, 1, kMost,
                  "1 and more, finite");
   require_between("heuristic.foresight", heuristic.foresight, 0, 1);
+}
+
+inline void check(const dtr_simulation_options& options) {
+  check(options.heuristic);
+  require_between("dealloc", options.dealloc, DTR_DEALLOC_EAGER, DTR_DEALLOC_LAZY);
+  require_between("max_recompute", options.max_recompute, -1, INT64_MAX);
 }
 
 }  // namespace dtr

@@ -183,6 +183,12 @@ void keep_resident(Pinned& pinned, const at::Tensor& tensor) {
   Repeater(Thread::current()).bring_back(pinned.add(tensor));
 }
 
+// An operator may write to it at any time: it is a constant from now on, and stays where it is.
+void keep_for_good(const at::Tensor& tensor) {
+  const int32_t status = core->pin(Thread::engine(), tensor.unsafeGetTensorImpl(), 1);
+  if (status != DTR_OK) fail_with_last_error(status);
+}
+
 // The memory of what an operator is given or gives stays where it is, for good: its work may use it
 // by itself after the operator ended.
 void give_away(const c10::IValue* values, size_t count) {
@@ -192,8 +198,7 @@ void give_away(const c10::IValue* values, size_t count) {
       const auto give = [&](const at::Tensor& part) {
         if (part.device().type() != settings.device || !lies_in_storage(part)) return;
         keep_resident(pinned, part);
-        const int32_t status = core->pin(Thread::engine(), part.unsafeGetTensorImpl(), 1);
-        if (status != DTR_OK) fail_with_last_error(status);
+        keep_for_good(part);
       };
       if (!for_components(tensor, give)) give(tensor);
     });
@@ -221,12 +226,6 @@ bool is_used_inside(Thread& thread, const at::Tensor& tensor) {
   if (!storage->_mutable_data_ptr_no_checks().get() && storage->nbytes() > 0)
     keep_resident(thread.taping->pinned, tensor);
   return false;
-}
-
-// An operator may write to it at any time: it is a constant from now on, and stays where it is.
-void keep_for_good(const at::Tensor& tensor) {
-  const int32_t status = core->pin(Thread::engine(), tensor.unsafeGetTensorImpl(), 1);
-  if (status != DTR_OK) fail_with_last_error(status);
 }
 
 // Of an operator of others: whether it gives what was there before and was no argument, such as what

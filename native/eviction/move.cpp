@@ -177,7 +177,6 @@ bool Mover::move_to(Storage* storage, Place to, Deferred& deferred) {
   ++environment_.stats.moves;
   environment_.stats.moved_bytes += bytes;
   environment_.stats.move_ns += static_cast<uint64_t>(now_ns() - begin_ns);
-  environment_.observers.notify(&Observer::moved, storage);
   return true;
 }
 

@@ -1,6 +1,9 @@
 #include "caching.h"
 
 #include <algorithm>
+#include <string>
+
+#include "base/error.h"
 
 namespace dtr::fragment {
 
@@ -17,6 +20,21 @@ constexpr uint64_t kSegmentGrain = 2 * kMib;
 uint64_t round_up(uint64_t size, uint64_t grain) { return (size + grain - 1) / grain * grain; }
 
 int log2_floor(uint64_t value) { return 63 - __builtin_clzll(value); }
+
+void check(const dtr_fragment_options& options) {
+  require_between("expandable", options.expandable, 0, 1);
+  require_between("budget_is_fraction", options.budget_is_fraction, 0, 1);
+  require_between("ties_by_address", options.ties_by_address, 0, 1);
+  if (options.max_split_bytes != 0 && options.max_split_bytes < kLargeSegment)
+    invalid("max_split_bytes", std::to_string(options.max_split_bytes),
+            "20 MiB or more, or 0 for no limit");
+  const uint64_t divisions = options.roundup_power2_divisions;
+  if ((divisions & (divisions - 1)) != 0)
+    invalid("roundup_power2_divisions", std::to_string(divisions), "powers of two, or 0 for none");
+  if (!(options.collect_threshold >= 0 && options.collect_threshold < 1))
+    invalid("collect_threshold", std::to_string(options.collect_threshold),
+            "from 0 (never) to below 1");
+}
 
 dtr_fragment_options with_defaults(dtr_fragment_options options) {
   if (options.max_split_bytes == 0) options.max_split_bytes = UINT64_MAX;
@@ -304,6 +322,7 @@ std::vector<dtr_fragment_block> CachingModel::blocks() {
 }
 
 std::unique_ptr<Model> make_caching(const dtr_fragment_options& options, uint32_t count) {
+  check(options);
   return std::make_unique<CachingModel>(options, count);
 }
 

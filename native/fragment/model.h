@@ -51,13 +51,9 @@ class Model {
 std::unique_ptr<Model> make_model(const dtr_fragment_options& options, uint32_t count,
                                   uint64_t needed_bytes);
 
-// The kinds.
+// The large kinds.
 std::unique_ptr<Model> make_ours(const dtr_fragment_options& options, uint32_t count,
                                  uint64_t needed_bytes);
 std::unique_ptr<Model> make_caching(const dtr_fragment_options& options, uint32_t count);
-std::unique_ptr<Model> make_bins(uint64_t budget_bytes);
-std::unique_ptr<Model> make_first_fit(uint64_t budget_bytes);
-std::unique_ptr<Model> make_paging(uint64_t budget_bytes, uint64_t page_bytes, uint32_t count);
-std::unique_ptr<Model> make_exact(uint64_t budget_bytes, uint32_t count);
 
 }  // namespace dtr::fragment

@@ -1,10 +1,12 @@
-// Models that a page of code can hold: what other models are compared with.
+// Models that a page of code can hold: what other models are compared with. And the choice of one.
 #include <algorithm>
 #include <map>
+#include <string>
 #include <unordered_map>
 #include <utility>
 
 #include "device.h"
+#include "errors.h"
 #include "free_ranges.h"
 #include "model.h"
 
@@ -174,15 +176,25 @@ class Counted final : public Model {
 
 }  // namespace
 
-std::unique_ptr<Model> make_bins(uint64_t budget) { return std::make_unique<Bins>(budget); }
-std::unique_ptr<Model> make_first_fit(uint64_t budget) {
-  return std::make_unique<FirstFit>(budget);
-}
-std::unique_ptr<Model> make_paging(uint64_t budget, uint64_t page, uint32_t count) {
-  return std::make_unique<Counted>(budget, page, true, count);
-}
-std::unique_ptr<Model> make_exact(uint64_t budget, uint32_t count) {
-  return std::make_unique<Counted>(budget, 1, false, count);
+std::unique_ptr<Model> make_model(const dtr_fragment_options& options, uint32_t count,
+                                  uint64_t needed_bytes) {
+  switch (options.model) {
+    case DTR_FRAGMENT_OURS:
+      return make_ours(options, count, needed_bytes);
+    case DTR_FRAGMENT_PYTORCH:
+      return make_caching(options, count);
+    case DTR_FRAGMENT_POWER_OF_TWO:
+      return std::make_unique<Bins>(options.budget_bytes);
+    case DTR_FRAGMENT_FIRST_FIT:
+      return std::make_unique<FirstFit>(options.budget_bytes);
+    case DTR_FRAGMENT_PAGING:
+      if (options.page_bytes == 0) throw InvalidArgument("page_bytes is 0; allowed: 1 or more");
+      return std::make_unique<Counted>(options.budget_bytes, options.page_bytes, true, count);
+    case DTR_FRAGMENT_EXACT:
+      return std::make_unique<Counted>(options.budget_bytes, 1, false, count);
+    default:
+      throw InvalidArgument("model is " + std::to_string(options.model) + "; allowed: 0 to 5");
+  }
 }
 
 }  // namespace dtr::fragment

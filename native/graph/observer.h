@@ -29,8 +29,6 @@ class Observer {
   virtual void died(const Storage*) {}
   // The storage with this id was removed for good although others were computed from it.
   virtual void banished(uint64_t) {}
-  // Its content is at another address.
-  virtual void moved(const Storage*) {}
   // An operator was run again.
   virtual void ran_again(const Op*) {}
   // The framework let go of a live one.

@@ -24,11 +24,8 @@ extern "C" {
 enum { DTR_SAMPLING_NONE = 0, DTR_SAMPLING_SQRT = 1 };
 
 typedef struct dtr_lab_options {
-  dtr_heuristic heuristic;
-  int32_t dealloc;          /* DTR_DEALLOC_... */
+  dtr_simulation_options common;
   int32_t newest_staleness; /* 1: staleness of the newest access in S and e*(S), under banish */
-  uint64_t budget_bytes;    /* UINT64_MAX: no limit */
-  int64_t max_recompute;    /* more cost than this spent on recomputing: thrash; -1: no limit */
   int32_t sampling;         /* DTR_SAMPLING_..., by the heuristic's seed */
   double least_size_share;  /* 0 to 1: storages below this share of the candidates' mean size are no
                                candidates, as in DTR's prototype (0.01) */

@@ -11,10 +11,8 @@
 namespace {
 
 void check(const dtr_lab_options& options) {
-  dtr::require_between("dealloc", options.dealloc, DTR_DEALLOC_EAGER, DTR_DEALLOC_LAZY);
-  dtr::check(options.heuristic);
+  dtr::check(options.common);
   dtr::require_between("newest_staleness", options.newest_staleness, 0, 1);
-  dtr::require_between("max_recompute", options.max_recompute, -1, INT64_MAX);
   dtr::require_between("sampling", options.sampling, DTR_SAMPLING_NONE, DTR_SAMPLING_SQRT);
   dtr::require_number("least_size_share", options.least_size_share, 0, 1, "0 to 1");
 }
@@ -42,7 +40,7 @@ DTR_EXPORT int32_t dtr_lab_simrd(const dtr_lab_options* options, const int64_t* 
                                  const char** decisions) {
   return dtr::guard([&] {
     dtr::require(options, "options");
-    if (options->heuristic.select == DTR_SELECT_CALLBACK)
+    if (options->common.heuristic.select == DTR_SELECT_CALLBACK)
       throw dtr::InvalidArgument(
           "the heuristic is a callable; allowed with simrd's semantics: scores and random");
     run(*options, program, numbers, nullptr, result, decisions);
@@ -58,10 +56,10 @@ DTR_EXPORT int32_t dtr_lab_given(int32_t dealloc, uint64_t budget_bytes, const i
       throw dtr::InvalidArgument("dealloc of a schedule is " + std::to_string(dealloc) +
                                  "; allowed: 0 (eager), 2 (ignore)");
     dtr_lab_options options{};
-    options.heuristic = {DTR_SELECT_SCORE, DTR_COST_NONE, DTR_SIZE_NONE, 0, 1, 0};
-    options.dealloc = dealloc;
-    options.budget_bytes = budget_bytes;
-    options.max_recompute = -1;
+    options.common.heuristic = {DTR_SELECT_SCORE, DTR_COST_NONE, DTR_SIZE_NONE, 0, 1, 0};
+    options.common.dealloc = dealloc;
+    options.common.budget_bytes = budget_bytes;
+    options.common.max_recompute = -1;
     dtr::EvictionList given(evictions, count);
     run(options, program, numbers, &given, result, decisions);
   });

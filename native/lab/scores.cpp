@@ -51,7 +51,7 @@ int64_t Machine::neighborhood_cost(uint32_t storage, int64_t* newest) {
   int64_t cost = walk_up_.cost;
   walk_up_.interior.for_each(
       [&](uint32_t above) { *newest = std::max(*newest, in_use_[above].last_access); });
-  if (options_.heuristic.cost == DTR_COST_ANCESTORS) return cost;
+  if (options_.common.heuristic.cost == DTR_COST_ANCESTORS) return cost;
   regions_.walk(walk_down_, storage, kDescendants, &result_.accesses);
   walk_down_.interior.for_each([&](uint32_t below) {
     *newest = std::max(*newest, in_use_[below].last_access);
@@ -97,7 +97,7 @@ double Machine::marginal_cost(uint32_t at) {
 
 template <typename Cost>
 double Machine::score(uint32_t at, Cost cost, int64_t newest) const {
-  const dtr_heuristic& heuristic = options_.heuristic;
+  const dtr_heuristic& heuristic = options_.common.heuristic;
   const Storage& storage = storages_[at];
   const int64_t stale = clock_ - newest;
   if (heuristic.size != DTR_SIZE_NONE && bytes_of(at) == 0) return kInfinity;
@@ -141,7 +141,7 @@ void Machine::narrow_candidates() {
 }
 
 uint32_t Machine::choose() {
-  const dtr_heuristic& heuristic = options_.heuristic;
+  const dtr_heuristic& heuristic = options_.common.heuristic;
   pool_.list(&candidates_);
   if (options_.sampling != DTR_SAMPLING_NONE || options_.least_size_share > 0) narrow_candidates();
   if (heuristic.select == DTR_SELECT_RANDOM) {

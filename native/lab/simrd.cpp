@@ -15,8 +15,8 @@ Machine::Machine(const dtr_lab_options& options, const Log& log, Simulation& sim
       simulation_(simulation),
       result_(simulation.result),
       given_(given),
-      random_(options.heuristic.seed) {
-  const dtr_heuristic& heuristic = options.heuristic;
+      random_(options.common.heuristic.seed) {
+  const dtr_heuristic& heuristic = options.common.heuristic;
   const bool scored = heuristic.select == DTR_SELECT_SCORE;
   const bool neighborhood =
       scored && (heuristic.cost == DTR_COST_ANCESTORS || heuristic.cost == DTR_COST_NEIGHBORHOOD);
@@ -186,7 +186,7 @@ void Machine::executed(const Op& op, const Step& step) {
       node = kNone;
     }
   unlock_inputs(step.tensor);
-  if (options_.max_recompute >= 0 && result_.remat_cost > options_.max_recompute)
+  if (options_.common.max_recompute >= 0 && result_.remat_cost > options_.common.max_recompute)
     throw Stop{DTR_SIMULATION_THRASH};
 }
 
@@ -210,7 +210,8 @@ void Machine::unreferenced(uint32_t at) {
   if (is_marginal_) update_needed(at);
   if (banishes())
     try_banish(at);
-  else if (options_.dealloc == DTR_DEALLOC_EAGER && graph_.material[at] && !in_use_[at].pinned)
+  else if (options_.common.dealloc == DTR_DEALLOC_EAGER && graph_.material[at] &&
+           !in_use_[at].pinned)
     evict(at, false);
 }
 
@@ -221,9 +222,9 @@ void Machine::leave(uint32_t at) {
 
 void Machine::make_room(uint64_t bytes) {
   if (given_ != nullptr) return evict_given(bytes);
-  if (memory_ + bytes <= options_.budget_bytes) return;
+  if (memory_ + bytes <= options_.common.budget_bytes) return;
   const int64_t begin = now_ns();
-  while (memory_ + bytes > options_.budget_bytes) {
+  while (memory_ + bytes > options_.common.budget_bytes) {
     if (pool_.size() == 0) throw Stop{DTR_SIMULATION_OUT_OF_MEMORY};
     evict(choose(), true);
   }
@@ -242,13 +243,13 @@ void Machine::evict_given(uint64_t bytes) {
     if (in_use_[at].locks > 0) given_->refuse("is in use by an op or a rematerialization");
     evict(at, true);
   }
-  if (memory_ + bytes > options_.budget_bytes)
+  if (memory_ + bytes > options_.common.budget_bytes)
     throw InvalidArgument("schedule: after " + std::to_string(executions) + " executions " +
                           std::to_string(bytes) + " bytes are needed beside " +
                           std::to_string(memory_) +
                           " in use, and nothing more is evicted; the "
                           "budget is " +
-                          std::to_string(options_.budget_bytes));
+                          std::to_string(options_.common.budget_bytes));
 }
 
 void Machine::evict(uint32_t at, bool forced) {

@@ -115,7 +115,7 @@ class Machine : private Playback<Machine> {
   void check(bool holds) const {
     if (!holds) throw Stop{DTR_SIMULATION_CONTRADICTION};
   }
-  bool banishes() const { return options_.dealloc == DTR_DEALLOC_BANISH; }
+  bool banishes() const { return options_.common.dealloc == DTR_DEALLOC_BANISH; }
 
   // ---- scores.cpp ----
   uint32_t choose();

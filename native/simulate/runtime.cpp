@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <limits>
 #include <optional>
 #include <string>
@@ -95,11 +94,7 @@ struct SimulationSetup {
   SimulationSetup(const SimulationSetup&) = delete;
   SimulationSetup& operator=(const SimulationSetup&) = delete;
   ~SimulationSetup() {
-    try {
-      close();
-    } catch (const std::exception& error) {
-      std::fprintf(stderr, "dtr_alloc: after a simulation: %s\n", error.what());
-    }
+    or_say("a simulation is not taken apart", [this] { close(); });
   }
 
   // StateError if something is left that should not be.

@@ -74,7 +74,7 @@ def simulation_options(options):
 
 def run_on_simrd(field, value):
     options = _lab.ffi.new("dtr_lab_options *")
-    simulation_options(options)
+    simulation_options(options.common)
     set_field(options, field, value)
     lab.check(_lab.lib.dtr_lab_simrd(options, PROGRAM, len(PROGRAM), RESULT, TEXT))
 
@@ -100,7 +100,7 @@ class TestSimulations:
     )
     def test_an_option_that_is_not_allowed_is_named_in_both_semantics(self, field, value, message):
         with pytest.raises(ValueError, match=message):
-            run_on_simrd(field, value)
+            run_on_simrd(f"common.{field}", value)
         with pytest.raises(Invalid, match=message):
             check(run_on_engine(f"common.{field}", value))
 
@@ -167,7 +167,7 @@ class TestSimulations:
     @pytest.mark.parametrize("missing", range(2, 5))
     def test_a_run_needs_its_program_and_somewhere_for_what_it_gives(self, missing):
         options = _lab.ffi.new("dtr_lab_options *")
-        simulation_options(options)
+        simulation_options(options.common)
         given = [options, len(PROGRAM), PROGRAM, RESULT, TEXT]
         given[missing] = ffi.NULL
         options, numbers, program, result, out = given
