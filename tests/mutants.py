@@ -54,7 +54,7 @@ DECIDES = {
 OTHERWISE = r" = |[?;]| for | else |lambda|:=|^\W*$"
 """In what is no plain condition."""
 CHOOSES = {
-    ".cpp": "mutant({}) ? bool({}) : bool({})",
+    ".cpp": "mutant({0}) ? decltype({2})({1}) : ({2})",
     ".py": '({1}) if __import__("os").environ.get("DTR_MUTANT") == "{0}" else ({2})',
 }
 
@@ -82,6 +82,8 @@ def mutated(line: str, suffix: str, number: int) -> str | None:
         return None
     else:
         turned = f"!({condition})" if suffix == ".cpp" else f"not ({condition})"
+    if suffix == ".cpp" and found[1]:  # which may be a pointer or another object
+        condition = f"bool({condition})"
     return line[:begin] + CHOOSES[suffix].format(number, turned, condition) + line[end:]
 
 
