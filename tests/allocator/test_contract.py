@@ -153,22 +153,6 @@ def test_small_requests_do_not_pin_chunks_among_large_blocks(make_pool, maps_chu
         assert pool.allocate(15 * pool.chunk) == large[0]
 
 
-def test_empty_slabs_give_their_chunks_to_large_blocks(pool):
-    small = [pool.allocate(size) for size in (64, 512, 1024, 2048)]
-    assert pool.stats().reserved_bytes > 0
-    for block in small:
-        pool.free(block)
-    assert pool.allocate(8 * pool.chunk) != 0
-
-
-def test_small_objects_are_reused(pool):
-    for _ in range(1000):
-        pool.free(pool.allocate(200))
-    assert pool.stats().mapped_chunks == 1
-    addresses = [pool.allocate(200) for _ in range(1000)]
-    assert len(set(addresses)) == 1000
-
-
 def test_interior_pointers_find_their_block(pool):
     for size in (100, 1500, 5000, 3 * pool.chunk):
         address = pool.allocate(size)
@@ -194,18 +178,6 @@ def test_only_the_start_of_a_block_in_use_can_be_freed(pool):
         pool.free(4096)
     with pytest.raises(Invalid, match="record_stream: address"):
         pool.record_stream(4096, 1)
-
-
-def test_lowering_the_budget_gives_chunks_back(pool):
-    pool.free(pool.allocate(8 * pool.chunk))
-    pool.set_budget(3 * pool.chunk)
-    stats = pool.stats()
-    assert stats.budget_bytes == 3 * pool.chunk
-    assert stats.reserved_bytes == 3 * pool.chunk
-    with pytest.raises(OutOfMemory):
-        pool.allocate(4 * pool.chunk)
-    pool.set_budget(8 * pool.chunk)
-    pool.allocate(8 * pool.chunk)
 
 
 @of_every_kind

@@ -5,7 +5,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from native_fixtures import few_or_many
 from native_pool import (
-    FREE,
     IN_USE,
     KIB,
     MIB,
@@ -41,20 +40,6 @@ def address_order(pool):
 
 class TestInAFreeHole:
     """Of each driver's pools, mapped and fixed."""
-
-    def test_the_block_begins_where_it_was_asked_for_and_counts(self, pool, chunk):
-        base = base_of(pool)
-        at = base + 3 * chunk + 5 * GRAIN
-        assert pool.try_at(2 * chunk - 100, at) == given_at(at)
-        assert pool.block_start(at + chunk) == at
-        assert pool.block_bytes(at) == 2 * chunk
-        stats = pool.stats()
-        assert (stats.live_blocks, stats.allocations) == (1, 1)
-        assert (stats.allocated_bytes, stats.requested_bytes) == (2 * chunk, 2 * chunk - 100)
-        assert [block.state for block in pool.snapshot()] == [FREE, IN_USE, FREE]
-        if pool.has_memory:
-            fill(at, 2 * chunk - 100, 9)
-            assert contents(at, 2 * chunk - 100) == {9}
 
     def test_an_address_that_no_block_can_have_gives_nothing(self, pool, chunk):
         base = base_of(pool)

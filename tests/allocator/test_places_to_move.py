@@ -13,18 +13,6 @@ def address_order(pool):
     return [(block.address, block.size_bytes, block.state) for block in pool.snapshot()]
 
 
-def test_it_lies_outside_and_counts_as_a_block(pool, chunk):
-    first = pool.allocate(chunk)
-    place = pool.try_outside(chunk, first, first + 3 * chunk)
-    assert place >= first + 3 * chunk
-    assert pool.block_bytes(place) == chunk
-    assert pool.stats().live_blocks == 2
-    assert pool.stats().allocated_bytes == 2 * chunk
-    if pool.has_memory:
-        fill(place, chunk, 3)
-    pool.verify()
-
-
 def test_the_room_callback_is_not_asked_and_nothing_changes(make_pool, chunk):
     with make_pool(4, reserve=0) as pool:
         asked = []

@@ -74,13 +74,6 @@ def test_what_is_evaluated_does_not_depend_on_where_the_pool_lies(programs):
     assert len(evaluations) == 1
 
 
-def test_a_run_without_a_limit_evicts_nothing(programs):
-    for program, space in itertools.product(programs.values(), simulate.SPACES):
-        run = run_log(program, space=space)
-        assert (run.status, run.forced, run.remat_ops) == ("ok", 0, 0)
-        assert run.peak_bytes == simulate.baseline(program, "runtime", space).peak_bytes
-
-
 def test_views_are_names_and_cost_nothing():
     log = with_x()
     log.call("x", {"y": 1000}, time=7)

@@ -36,13 +36,6 @@ class TestConstants:
         assert toy.stats().swaps > 0
         assert all_right(toy, *sources, *results)
 
-    def test_without_swapping_the_same_job_is_out_of_memory(self, make_toy):
-        toy = make_toy(pages=5)
-        sources = [constant(toy, seed=i) for i in range(4)]
-        first = toy.one("sum", *sources[:2], (sources[0], MUTATE))
-        with pytest.raises(OutOfMemory):
-            toy.one("sum", first)
-
     def test_an_operator_finds_its_swapped_inputs_again(self, toy):
         source, first = line(toy, "f")
         assert toy.evict(source)
