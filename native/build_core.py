@@ -55,7 +55,7 @@ def sources() -> list[str]:
 def lab_sources() -> list[str]:
     """Those of the laboratory, with the few of the core that it needs: it shares no state."""
     shared = (
-        *("allocator/errors.cpp", "native/base/error.cpp", "native/simulate/program.cpp"),
+        *("allocator/errors.cpp", "native/simulate/program.cpp"),
         "native/simulate/simulated_framework.cpp",
     )
     return [*shared, *sorted(str(path.relative_to(ROOT)) for path in LAB.glob("*.cpp"))]

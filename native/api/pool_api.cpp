@@ -2,15 +2,18 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/error.h"
 #include "base/handles.h"
+#include "counted_pool.h"
 #include "cuda_api.h"
 #include "dtr_alloc.h"
 #include "event_log.h"
-#include "make_pool.h"
+#include "guarded_pool.h"
+#include "pool.h"
 
 namespace dtr {
 
@@ -29,6 +32,14 @@ using dtr::guard;
 using dtr::of;
 using dtr::require;
 using dtr::require_array;
+
+// The one place that knows all kinds.
+std::unique_ptr<dtr::AnyPool> make_pool(const dtr_pool_options& options) {
+  const std::string_view driver = options.driver;
+  if (driver == "counted") return std::make_unique<dtr::CountedPool>(options.budget_bytes);
+  if (driver == "guarded") return std::make_unique<dtr::GuardedPool>(options.budget_bytes);
+  return std::make_unique<dtr::Pool>(options);
+}
 
 uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
 
@@ -60,7 +71,7 @@ DTR_EXPORT int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** o
   return give(out, "out", [&] {
     require(options, "options");
     require(options->driver, "driver");
-    return dtr::make_handle<dtr_pool>(dtr::make_pool(*options));
+    return dtr::make_handle<dtr_pool>(make_pool(*options));
   });
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <exception>
 #include <new>
 #include <string>
@@ -14,9 +15,13 @@
 
 namespace dtr {
 
-// What dtr_last_error() gives on this thread.
-void set_last_error(const char* message) noexcept;
-const char* last_error() noexcept;
+// What dtr_last_error() gives on this thread. A fixed buffer, so that keeping a message can never
+// fail; a longer message is cut.
+inline thread_local char last_error_of_thread[4096];
+__attribute__((noinline)) inline void set_last_error(const char* message) noexcept {
+  std::snprintf(last_error_of_thread, sizeof last_error_of_thread, "%s", message);
+}
+inline const char* last_error() noexcept { return last_error_of_thread; }
 
 // Runs body() and returns DTR_OK, or keeps the exception's message and returns its code.
 template <typename Body>
