@@ -52,6 +52,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/ranges.h"
 #include "grain.h"
 #include "graph/records.h"
 
@@ -132,6 +133,10 @@ class Candidates {
   void search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted, const double& limit,
                       size_t most_looks, Price&& price, Begin&& begin);
 
+  // For the next search for windows: all blocks that are not free, in the order of addresses. A window
+  // ends before one that is no candidate's.
+  void find_walls(const std::vector<Range>& taken);
+
   // Candidates by address: how many come before one, and the one that so many come before.
   size_t rank_of(const Storage* storage) const;
   Storage* at_rank(size_t rank) const { return list_[order_[rank]]; }
@@ -177,9 +182,9 @@ class Candidates {
   template <typename Limit, typename Refine, typename Visit>
   static void visit_from_the_lowest(Column& bounds, Column& least, Limit&& limit, Refine&& refine,
                                     Visit&& visit);
-  // Whether a run goes on with a member that begins there; low: where its free bytes may begin.
-  static bool goes_on(uint64_t begin, uint64_t low, uint64_t wanted) {
-    return begin < low || begin - low < wanted;
+  // Whether a run goes on with another member: between these addresses it has too few bytes.
+  static bool goes_on(uint64_t high, uint64_t low, uint64_t wanted) {
+    return high < low || high - low < wanted;
   }
   uint64_t low_end(size_t rank) const { return rank == 0 ? 0 : block_end(order_[rank - 1]); }
   // If the pool rounds to more, the rest counts as free.
@@ -231,6 +236,11 @@ class Candidates {
   // by rank, and the sums of the prices before; the least of each block.
   Column prices_, price_least_, run_bounds_, run_least_;
   std::vector<double> sums_;
+  // By rank, known from blocks or, where that is empty, from candidates alone: whether a block that is
+  // no candidate's comes directly before; where the free bytes before may begin; and where those behind
+  // may end.
+  std::vector<char> has_wall_;
+  std::vector<uint64_t> lows_, highs_;
 };
 
 template <typename Limit, typename Refine, typename Visit>
@@ -301,10 +311,9 @@ void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t w
       [](size_t) { return false; },
       [&](size_t first) {
         ++looks;
-        const uint64_t low = low_end(first);
         double sum = 0;
         for (size_t rank = first; rank < order_.size() && sum <= most(); ++rank) {
-          if (rank > first && !goes_on(begins_[order_[rank]], low, wanted)) break;
+          if (rank > first && !goes_on(highs_[rank - 1], lows_[first], wanted)) break;
           sum += price(at_rank(rank));
         }
         if (sum > most() || sum == std::numeric_limits<double>::infinity()) return;

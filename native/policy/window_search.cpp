@@ -23,6 +23,13 @@ size_t WindowSearch::run_of(const Device& device, const void* address, size_t bl
   return count;
 }
 
+// All blocks.
+size_t WindowSearch::run_of(const Device& device) {
+  size_t count;
+  while ((count = run_of(device, nullptr, run_.size())) == run_.size()) run_.resize(2 * count + 64);
+  return count;
+}
+
 // The price of a candidate that may be evicted, or else infinity: exact, or above `most`, which never
 // grows in a search. Each candidate is looked at once in a search.
 double WindowSearch::price_of(Device& device, Storage* storage, const SearchContext& context,
@@ -87,6 +94,13 @@ void WindowSearch::search(Device& device, const SearchContext& context, uint64_t
   ++search_number_;
   ++environment_.stats.window_searches;
   few_.clear();
+  if (most_looks == Candidates::kAny) {
+    taken_.clear();
+    for (size_t i = 0, count = run_of(device); i < count; ++i)
+      if (!is_free(run_[i]))
+        taken_.push_back({run_[i].address, run_[i].address + run_[i].size_bytes});
+    device.candidates.find_walls(taken_);
+  }
   device.candidates.search_windows(
       context.now_ns, costs_.decreased_ns(), size_bytes, few_.limit(), most_looks,
       [&](Storage* storage) { return price_of(device, storage, context, few_.limit()); },
@@ -171,8 +185,7 @@ void WindowSearch::check() {
 }
 
 void WindowSearch::check(Device& device, const SearchContext& context) {
-  size_t blocks = 64, count;
-  while ((count = run_of(device, nullptr, blocks)) == blocks) blocks *= 2;
+  const size_t count = run_of(device);
   const std::vector<dtr_run_block> all(run_.begin(), run_.begin() + static_cast<int64_t>(count));
   uint64_t largest = kGrain;
   std::vector<Storage*> owners(count, nullptr);
@@ -220,8 +233,7 @@ void WindowSearch::check(Device& device, const SearchContext& context) {
     const auto is_same_block = [](const dtr_run_block& a, const dtr_run_block& b) {
       return a.address == b.address && a.size_bytes == b.size_bytes && a.state == b.state;
     };
-    if (run_of(device, nullptr, blocks) != count ||
-        !std::equal(all.begin(), all.end(), run_.begin(), is_same_block))
+    if (run_of(device) != count || !std::equal(all.begin(), all.end(), run_.begin(), is_same_block))
       return;
     throw StateError("W5: for " + std::to_string(size_bytes) + " bytes the search found " +
                      std::to_string(few_.size()) + " windows, the best of price " +

@@ -115,6 +115,7 @@ class WindowSearch {
 
  private:
   size_t run_of(const Device& device, const void* address, size_t blocks);
+  size_t run_of(const Device& device);
   double price_of(Device& device, Storage* storage, const SearchContext& context, double most);
   bool extend(Device& device, const SearchContext& context, uint64_t size_bytes, Storage* first,
               double most, Window* window);
@@ -131,6 +132,7 @@ class WindowSearch {
   VictimSearch& victims_;
   uint64_t search_number_ = 0;      // the number of the search, which prices are of
   std::vector<dtr_run_block> run_;  // blocks, as the pool tells them
+  std::vector<Range> taken_;        // those that are not free
   FewWindows few_;                  // the best of the last search
   std::vector<Storage*> members_;   // of the window that was looked at last
   std::vector<int64_t> sums_;       // of joint_price()
