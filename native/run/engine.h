@@ -77,8 +77,6 @@ class Engine final {
   void configure(const dtr_engine_options& options);
   void connect(const dtr_framework* framework);
   void check_connected() const;
-  // Null before connect().
-  const dtr_framework* framework() const { return framework_; }
   const dtr_core* core() const { return &core_; }
   void add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool);
   dtr_pool* pool_of(uint8_t device_type, int8_t device_index) const;

@@ -646,27 +646,21 @@ class RuntimeSimulation final : private Observer {
 
 void simulate_runtime(const dtr_runtime_options& options, const Program& program,
                       Simulation& simulation) {
-  if (options.space < DTR_SPACE_BYTES || options.space > DTR_SPACE_FIXED)
-    throw InvalidArgument("space is " + std::to_string(options.space) + "; allowed: 0, 1, 2");
-  if (!(options.move_bytes_per_s >= 0))
-    throw InvalidArgument("move_bytes_per_s is " + std::to_string(options.move_bytes_per_s) +
-                          "; allowed: 0 (nothing is moved) and more");
+  constexpr double kMost = std::numeric_limits<double>::max();
+  require_between("space", options.space, DTR_SPACE_BYTES, DTR_SPACE_FIXED);
+  require_number("move_bytes_per_s", options.move_bytes_per_s, 0, kMost,
+                 "0 (nothing is moved) and more, finite");
   if (options.swap_bytes > 0) {
-    constexpr double kMost = std::numeric_limits<double>::max();
-    const auto rate = [&](const char* field, double value) {
-      require_number(field, value, kLeastRate, kMost,
-                     "1 and more, finite, where anything is swapped");
-    };
-    rate("swap_out_bytes_per_s", options.swap_out_bytes_per_s);
-    rate("swap_in_bytes_per_s", options.swap_in_bytes_per_s);
+    constexpr const char* kAllowed = "1 and more, finite, where anything is swapped";
+    require_number("swap_out_bytes_per_s", options.swap_out_bytes_per_s, kLeastRate, kMost,
+                   kAllowed);
+    require_number("swap_in_bytes_per_s", options.swap_in_bytes_per_s, kLeastRate, kMost, kAllowed);
   }
   if (options.space == DTR_SPACE_BYTES && options.placement != DTR_PLACE_BEST_FIT)
-    throw InvalidArgument("placement is " + std::to_string(options.placement) +
-                          "; allowed where only bytes are counted: 0");
+    invalid("placement", std::to_string(options.placement), "0 where only bytes are counted");
   if (options.chunk_bytes % kSimulatedUnit != 0)
-    throw InvalidArgument("chunk_bytes is " + std::to_string(options.chunk_bytes) +
-                          "; allowed: 0 (a page), or a multiple of " +
-                          std::to_string(kSimulatedUnit));
+    invalid("chunk_bytes", std::to_string(options.chunk_bytes),
+            "0 (a page), or a multiple of " + std::to_string(kSimulatedUnit));
   if (options.space != DTR_SPACE_BYTES &&
       options.common.budget_bytes < SimulationSetup::chunk_bytes(options)) {
     // No chunk fits, so no block does.
@@ -685,3 +679,27 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
 }
 
 }  // namespace dtr
+
+DTR_EXPORT int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* program,
+                                        uint64_t numbers, const int64_t* workspace,
+                                        const int64_t* workspace_at, uint64_t operators,
+                                        dtr_simulation_result* result, const char** decisions) {
+  return dtr::guard([&] {
+    dtr::require_array(program, numbers, "program");
+    dtr::require(options, "options");
+    dtr::require(result, "result");
+    dtr::check(options->common);
+    dtr::require_between("outputs", options->outputs, 0, 1);
+    dtr::require_between("measure", options->measure, 0, 1);
+    if ((workspace == nullptr) != (workspace_at == nullptr))
+      dtr::require(nullptr, workspace ? "workspace_at" : "workspace");
+    const dtr::Program log = dtr::decoded(program, numbers, workspace, workspace_at, operators);
+    dtr::Simulation simulation;
+    thread_local std::string text;
+    text.clear();
+    if (decisions) simulation.decisions = &text;
+    dtr::simulate_runtime(*options, log, simulation);
+    *result = simulation.result;
+    if (decisions) *decisions = text.c_str();
+  });
+}
