@@ -301,3 +301,11 @@ def test_a_full_disk_ends_the_recording_and_not_the_job(record, capsys, monkeypa
         assert "cannot be written to its end: [Errno 28]" in capsys.readouterr().err
         trace = trace_file.read(recorded.path, allow_truncated=True)
     assert len(events(trace, Kind.ALLOCATE)) == 1
+
+
+def test_one_file_is_one_recording(record, tmp_path, capsys):
+    with NativePool("simulated") as pool:
+        recorded = record(pool)
+        assert recording.start(PoolsOf(pool), tmp_path / "some.trace", "light") is None
+        assert "is being written by another process" in capsys.readouterr().err
+        recorded.stop()
