@@ -211,11 +211,9 @@ class Prepared:
         struct.samples = samples
         struct.start_rows = self._start_rows
         struct.places = placements
-        out = ffi.new("dtr_fragment_run **")
-        check(lib.dtr_fragment_run_model(self._events, struct, out))
+        result, out = ffi.new("dtr_fragment_result *"), ffi.new("dtr_fragment_run **")
+        check(lib.dtr_fragment_run_model(self._events, struct, result, out))
         del keep
-        result = ffi.new("dtr_fragment_result *")
-        lib.dtr_fragment_get_result(out[0], result)
         return ffi.gc(result, lambda _: lib.dtr_fragment_destroy(out[0]))
 
     def fits(self, model: str, budget_bytes: int, **options: Any) -> bool:

@@ -99,15 +99,12 @@ def walk(trace: Trace) -> Walk:
     options.start_rows = trace.start_rows(trace.device[0]) if len(trace) else 0
     options.chunk_bytes = _moving_chunk_bytes(trace)
     options.walled = trace.meta.get("source") == "torch"
-    out = ffi.new("dtr_fragment_walk **")
+    heap, out = ffi.new("dtr_fragment_heap *"), ffi.new("dtr_fragment_walk **")
     try:
-        check(lib.dtr_fragment_walk_run(options, out))
+        check(lib.dtr_fragment_walk_run(options, heap, out))
     except ValueError as error:
         raise TraceError(str(error)) from None
     handle = ffi.gc(out[0], lib.dtr_fragment_walk_destroy)
-    heap = ffi.new("dtr_fragment_heap *")
-    lib.dtr_fragment_walk_heap(handle, heap)
-
     moments, blocks, losses = heap.moments, heap.blocks, heap.losses
     sizes = ("live_bytes", "reserved_bytes", "free_bytes", "largest_free_bytes")
     event = column("q", heap.row, moments)

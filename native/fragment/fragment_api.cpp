@@ -55,13 +55,16 @@ int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
 }
 
 int32_t dtr_fragment_run_model(const dtr_fragment_events* events,
-                               const dtr_fragment_options* options, dtr_fragment_run** out) {
+                               const dtr_fragment_options* options, dtr_fragment_result* result,
+                               dtr_fragment_run** out) {
   return give(out, "out", [&] {
     require(options, "options");
+    require(result, "result");
     dtr::require_between("places", options->places, 0, 1);
     require_array(options->segment_addresses, options->segment_address_count, "segment_addresses");
     auto done = std::make_unique<ModelRun>();
     dtr::fragment::run_model(of(events), *options, *done);
+    *result = done->whole();
     return dtr::make_handle<dtr_fragment_run>(std::move(done));
   });
 }
@@ -70,27 +73,23 @@ int32_t dtr_fragment_destroy(dtr_fragment_run* run) {
   return guard([&] { dtr::destroy(run); });
 }
 
-int32_t dtr_fragment_get_result(const dtr_fragment_run* run, dtr_fragment_result* out) {
-  return give(out, "out", [&] { return of(run).whole(); });
-}
-
-int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out) {
+int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_heap* heap,
+                              dtr_fragment_walk** out) {
   return give(out, "out", [&] {
     require(options, "options");
+    require(heap, "heap");
     dtr::require_between("walled", options->walled, 0, 1);
     require_array(options->kind, options->count, "kind");
     require_array(options->address, options->count, "address");
     require_array(options->size_bytes, options->count, "size_bytes");
-    return dtr::make_handle<dtr_fragment_walk>(std::make_unique<Walk>(*options));
+    auto walk = std::make_unique<Walk>(*options);
+    *heap = walk->heap();
+    return dtr::make_handle<dtr_fragment_walk>(std::move(walk));
   });
 }
 
 int32_t dtr_fragment_walk_destroy(dtr_fragment_walk* walk) {
   return guard([&] { dtr::destroy(walk); });
-}
-
-int32_t dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out) {
-  return give(out, "out", [&] { return of(walk).heap(); });
 }
 
 int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uint64_t** sizes,

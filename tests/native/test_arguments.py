@@ -190,23 +190,25 @@ class TestModels:
     )
     def test_an_option_that_is_not_allowed_is_named(self, model, field, value):
         events, out = ffi.new("dtr_fragment_events **"), ffi.new("dtr_fragment_run **")
+        result = ffi.new("dtr_fragment_result *")
         check(lib.dtr_fragment_load([0], [4096], [64], [0], [0], 1, 0, events))
         options = ffi.new("dtr_fragment_options *", {"model": model, "budget_bytes": 1 << 30})
         setattr(options, field, value)
         named = "model is 6" if model == 6 else f"{field} is {value}"
         with pytest.raises(Invalid, match=rf"{named}.*; allowed"):
-            check(lib.dtr_fragment_run_model(events[0], options, out))
+            check(lib.dtr_fragment_run_model(events[0], options, result, out))
         check(lib.dtr_fragment_unload(events[0]))
 
     def test_a_walk_knows_the_kinds_of_events(self):
         columns = [ffi.new("uint8_t[]", [99]), ffi.new("uint64_t[]", 1), ffi.new("uint64_t[]", 1)]
         options = ffi.new("dtr_fragment_walk_options *", {"count": 1})
+        made = ffi.new("dtr_fragment_heap *"), ffi.new("dtr_fragment_walk **")
         options.kind, options.address, options.size_bytes = columns
         with pytest.raises(Invalid, match=r"event 0 .*its kind is unknown"):
-            check(lib.dtr_fragment_walk_run(options, ffi.new("dtr_fragment_walk **")))
+            check(lib.dtr_fragment_walk_run(options, *made))
         options.walled = 2
         with pytest.raises(Invalid, match="walled is 2; allowed: 0 to 1"):
-            check(lib.dtr_fragment_walk_run(options, ffi.new("dtr_fragment_walk **")))
+            check(lib.dtr_fragment_walk_run(options, *made))
 
 
 def test_a_range_to_avoid_ends_behind_its_beginning(toy):

@@ -133,17 +133,16 @@ typedef struct dtr_fragment_result {
 /* The outcome of one run of a model. Immutable: any thread. */
 typedef struct dtr_fragment_run dtr_fragment_run;
 
-/* Runs a model over the events. That it runs out of memory is an outcome, and no failure.
+/* Runs a model over the events, and writes the result. That it runs out of memory is an outcome, and
+ * no failure.
+ * Owner: the run owns the result's arrays.
  * Fails iff: DTR_INVALID, naming the option, if the model does not exist or cannot be so. */
 int32_t dtr_fragment_run_model(const dtr_fragment_events* events,
-                               const dtr_fragment_options* options, dtr_fragment_run** out);
+                               const dtr_fragment_options* options, dtr_fragment_result* result,
+                               dtr_fragment_run** out);
 
 /* Frees the outcome. */
 int32_t dtr_fragment_destroy(dtr_fragment_run* run);
-
-/* Writes the result.
- * Owner: the run owns its arrays. */
-int32_t dtr_fragment_get_result(const dtr_fragment_run* run, dtr_fragment_result* out);
 
 /* What dtr_fragment_walk_run reads; dtr_alloc/fragment/walk.py says how. */
 typedef struct dtr_fragment_walk_options {
@@ -186,18 +185,15 @@ typedef struct dtr_fragment_heap {
 /* A walk through a trace, at the addresses that it has. */
 typedef struct dtr_fragment_walk dtr_fragment_walk;
 
-/* Walks through a trace.
- * Owner: the caller keeps the columns, unchanged, as long as the walk.
+/* Walks through a trace, and writes the heap.
+ * Owner: the caller keeps the columns, unchanged, as long as the walk, which owns the heap's.
  * Fails iff: DTR_INVALID, naming the row, if an event ends what has not begun, a block lies in
  * another one, a kind is unknown, or requests for room are too many to be looked at. */
-int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_walk** out);
+int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_heap* heap,
+                              dtr_fragment_walk** out);
 
 /* Frees the walk. */
 int32_t dtr_fragment_walk_destroy(dtr_fragment_walk* walk);
-
-/* Writes the heap.
- * Owner: the walk owns the columns. */
-int32_t dtr_fragment_walk_heap(const dtr_fragment_walk* walk, dtr_fragment_heap* out);
 
 /* Writes the sizes of the holes after a row (beyond the last: at the end), ascending. It goes
  * through the rows again.
