@@ -242,28 +242,29 @@ bool Candidates::refine(const Moment& now, size_t block) {
   return true;
 }
 
-void Candidates::find_walls(const std::vector<Range>& taken) {
+// What lies between the candidates. Objects of slabs, which are no blocks, are in no run.
+void Candidates::find_gaps(const Range& heap, const std::vector<Range>& taken) {
   const size_t count = order_.size();
   has_wall_.assign(count, 0);
   lows_.assign(count, 0);
-  highs_.assign(count, kNoFreeBytes);
+  highs_.assign(count, 0);
   size_t rank = 0;
-  uint64_t end = 0;
+  uint64_t end = heap.begin;
   for (const Range& block : taken) {
-    for (; rank < count && begins_[order_[rank]] < block.begin; ++rank) lows_[rank] = end;
-    if (rank > 0) highs_[rank - 1] = std::min(highs_[rank - 1], block.begin);
-    if (rank == count) break;
+    for (; rank < count && begins_[order_[rank]] < block.begin; ++rank) {
+      has_wall_[rank] = 1;
+      lows_[rank] = highs_[rank] = begins_[order_[rank]];
+    }
+    if (rank > 0 && highs_[rank - 1] == 0) highs_[rank - 1] = block.begin;
+    if (rank == count) return;
     if (begins_[order_[rank]] == block.begin)
       lows_[rank++] = end;
     else
       has_wall_[rank] = 1;
     end = block.end;
   }
-  for (; rank < count; ++rank) {  // objects of slabs
-    has_wall_[rank] = 1;
-    lows_[rank] = begins_[order_[rank]];
-    highs_[rank] = block_end(order_[rank]);
-  }
+  if (rank > 0 && highs_[rank - 1] == 0) highs_[rank - 1] = heap.end;
+  std::fill(has_wall_.begin() + static_cast<std::ptrdiff_t>(rank), has_wall_.end(), 1);
 }
 
 // Fills run_bounds_ and run_least_: what a run costs at least, as the difference of two sums.
@@ -275,15 +276,6 @@ void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wante
     compute(Value::price, {now_ns, decreased_ns, 0}, block, prices_, price_least_);
   const size_t count = order_.size();
   sums_.resize(count + 1);
-  if (has_wall_.empty()) {
-    has_wall_.assign(count, 0);
-    lows_.resize(count);
-    highs_.assign(count, kNoFreeBytes);
-    for (size_t rank = 0; rank < count; ++rank) {
-      lows_[rank] = low_end(rank);
-      if (rank > 0) highs_[rank - 1] = begins_[order_[rank]];
-    }
-  }
   // Writes to the columns do not move them.
   const uint32_t* const order = order_.data();
   const float* const prices = prices_.data();
@@ -293,7 +285,7 @@ void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wante
   size_t after_wall = 0;  // the first one behind the last infinite one
   for (size_t left = 0; left < count; ++left) {
     for (; right < count; ++right) {
-      if (right > left && !goes_on(highs_[right - 1], lows_[left], wanted)) break;
+      if (right > left && bytes_of(left, right) >= wanted) break;
       if (has_wall_[right]) after_wall = std::max(after_wall, right);
       const float price = prices[order[right]];
       if (price == kInfinity)
@@ -307,7 +299,6 @@ void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wante
                             ? kInfinity
                             : static_cast<float>(std::max(sum - sums[left] - rounded, 0.0));
   }
-  has_wall_.clear();
   std::fill(run_bounds_.begin() + static_cast<std::ptrdiff_t>(count), run_bounds_.end(), kInfinity);
   for (size_t block = 0; block < run_least_.size(); ++block)
     run_least_[block] = block_minimum(&run_bounds_[block * kBlock]);

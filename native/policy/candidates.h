@@ -36,9 +36,9 @@
 //   C5  The unneeded candidates that can be recomputed stand in an index by size, too. (Where there
 //       are scores.)
 //
-// The bounds also say what a window (window_search.h) costs at least. A *run* is the part of a window that
-// the columns know: the candidates from a first one on, until with everything between and beside
-// them `wanted` bytes are spanned. It costs at least the sum of its members' price bounds, the price
+// The bounds also say what a window (window_search.h) costs at least. A *run* is the candidates of a
+// window: from a first one on, until with the free bytes between and beside them they have `wanted`
+// bytes; none goes on over a block that is no candidate's. It costs at least the sum of its members' price bounds, the price
 // being the score without the size. One pass over the order finds these sums for all runs.
 #pragma once
 
@@ -125,17 +125,15 @@ class Candidates {
   void widen(uint64_t begin, uint64_t end);
   void widen_all();
 
-  // Calls begin(storage) for each candidate with which a window of `wanted` bytes may begin that
-  // costs at most `limit`; begin() may lower the limit. Ends after so many looks at candidates, by
-  // the order of their bounds, if one such was found. price(storage): the exact price of a member,
-  // infinite if it cannot be evicted.
-  template <typename Price, typename Begin>
-  void search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted, const double& limit,
-                      size_t most_looks, Price&& price, Begin&& begin);
-
-  // For the next search for windows: all blocks that are not free, in the order of addresses. A window
-  // ends before one that is no candidate's.
-  void find_walls(const std::vector<Range>& taken);
+  // Calls visit(first, members, price, bytes) for each candidate with which a window of `wanted` bytes
+  // begins that costs at most `limit`, which visit() may lower: the members from it on are as few as
+  // suffice. Ends after so many looks at candidates, by the order of their bounds, if one such was
+  // found. taken: all blocks that are not free, in the order of addresses, within `heap`.
+  // price(storage): the exact price of a member, infinite if it cannot be evicted.
+  template <typename Price, typename Visit>
+  void search_windows(int64_t now_ns, int64_t decreased_ns, const Range& heap,
+                      const std::vector<Range>& taken, uint64_t wanted, const double& limit,
+                      size_t most_looks, Price&& price, Visit&& visit);
 
   // Candidates by address: how many come before one, and the one that so many come before.
   size_t rank_of(const Storage* storage) const;
@@ -176,16 +174,15 @@ class Candidates {
   static Value value_of(const Moment& at) {
     return at.most_free == kNoFreeBytes ? Value::score : Value::beside;
   }
+  void find_gaps(const Range& heap, const std::vector<Range>& taken);
   void bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wanted);
   // Calls visit(place) where the column's bound is at most limit(), which visit() may lower.
   // refine(block): true if it has raised the block's bounds.
   template <typename Limit, typename Refine, typename Visit>
   static void visit_from_the_lowest(Column& bounds, Column& least, Limit&& limit, Refine&& refine,
                                     Visit&& visit);
-  // Whether a run goes on with another member: between these addresses it has too few bytes.
-  static bool goes_on(uint64_t high, uint64_t low, uint64_t wanted) {
-    return high < low || high - low < wanted;
-  }
+  // Of the candidates of these ranks, with the free bytes between and beside them.
+  uint64_t bytes_of(size_t first, size_t end) const { return highs_[end - 1] - lows_[first]; }
   uint64_t low_end(size_t rank) const { return rank == 0 ? 0 : block_end(order_[rank - 1]); }
   // If the pool rounds to more, the rest counts as free.
   uint64_t block_end(size_t index) const { return in_grains(ends_[index]); }
@@ -236,9 +233,8 @@ class Candidates {
   // by rank, and the sums of the prices before; the least of each block.
   Column prices_, price_least_, run_bounds_, run_least_;
   std::vector<double> sums_;
-  // By rank, known from blocks or, where that is empty, from candidates alone: whether a block that is
-  // no candidate's comes directly before; where the free bytes before may begin; and where those behind
-  // may end.
+  // By rank: whether a block that is no candidate's comes directly before; where the free bytes before
+  // begin; and where those behind end.
   std::vector<char> has_wall_;
   std::vector<uint64_t> lows_, highs_;
 };
@@ -292,11 +288,13 @@ Storage* Candidates::search(int64_t now_ns, int64_t decreased_ns, uint64_t most_
   return best;
 }
 
-template <typename Price, typename Begin>
-void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t wanted,
+template <typename Price, typename Visit>
+void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, const Range& heap,
+                                const std::vector<Range>& taken, uint64_t wanted,
                                 const double& limit, size_t most_looks, Price&& price,
-                                Begin&& begin) {
+                                Visit&& visit) {
   if (list_.empty()) return;
+  find_gaps(heap, taken);
   bound_runs(now_ns, decreased_ns, wanted);
   size_t looks = 0;
   bool found = false;
@@ -312,13 +310,13 @@ void Candidates::search_windows(int64_t now_ns, int64_t decreased_ns, uint64_t w
       [&](size_t first) {
         ++looks;
         double sum = 0;
-        for (size_t rank = first; rank < order_.size() && sum <= most(); ++rank) {
-          if (rank > first && !goes_on(highs_[rank - 1], lows_[first], wanted)) break;
-          sum += price(at_rank(rank));
-        }
+        size_t end = first;
+        do sum += price(at_rank(end++));
+        while (end < order_.size() && sum <= most() && bytes_of(first, end) < wanted);
         if (sum > most() || sum == std::numeric_limits<double>::infinity()) return;
+        if (bytes_of(first, end) < wanted) return;
         found = true;
-        begin(at_rank(first));
+        visit(at_rank(first), end - first, sum, bytes_of(first, end));
       });
 }
 

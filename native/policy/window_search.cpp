@@ -1,7 +1,6 @@
 #include "window_search.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 
 #include "base/error.h"
@@ -43,42 +42,6 @@ double WindowSearch::price_of(Device& device, Storage* storage, const SearchCont
   return storage->price;
 }
 
-// The minimal window whose first member is given, if there is one that costs no more than `most`.
-bool WindowSearch::extend(Device& device, const SearchContext& context, uint64_t size_bytes,
-                          Storage* first, double most, Window* window) {
-  const Candidates& candidates = device.candidates;
-  for (size_t blocks = kFewBlocks;; blocks *= 2) {
-    const size_t count = run_of(device, first->address, blocks);
-    uint64_t bytes = 0;
-    size_t rank = candidates.rank_of(first);
-    *window = {first, 0, 0, 0};
-    for (size_t i = 0; i < count; ++i) {
-      const dtr_run_block& block = run_[i];
-      if (is_free(block)) {
-        bytes += block.size_bytes;
-        continue;
-      }
-      if (window->members > 0 && bytes >= size_bytes) {
-        window->bytes = bytes;
-        return true;
-      }
-      const auto address = reinterpret_cast<void*>(block.address);
-      while (rank < candidates.size() && candidates.at_rank(rank)->address < address) ++rank;
-      if (block.state != DTR_BLOCK_IN_USE || rank == candidates.size()) return false;
-      Storage* const member = candidates.at_rank(rank);
-      if (member->address != address) return false;
-      window->price += price_of(device, member, context, most);
-      if (!(window->price <= most) || std::isinf(window->price)) return false;
-      ++window->members;
-      bytes += block.size_bytes;
-    }
-    if (count < blocks) {
-      window->bytes = bytes;
-      return window->members > 0 && bytes >= size_bytes;
-    }
-  }
-}
-
 // All candidates from its first on (W1), in members_.
 void WindowSearch::take_members(const Device& device, const Window& window) {
   members_.clear();
@@ -94,19 +57,19 @@ void WindowSearch::search(Device& device, const SearchContext& context, uint64_t
   ++search_number_;
   ++environment_.stats.window_searches;
   few_.clear();
-  if (most_looks == Candidates::kAny) {
-    taken_.clear();
-    for (size_t i = 0, count = run_of(device); i < count; ++i)
-      if (!is_free(run_[i]))
-        taken_.push_back({run_[i].address, run_[i].address + run_[i].size_bytes});
-    device.candidates.find_walls(taken_);
-  }
+  taken_.clear();
+  const size_t count = run_of(device);
+  if (count == 0) return;
+  for (size_t i = 0; i < count; ++i)
+    if (!is_free(run_[i]))
+      taken_.push_back({run_[i].address, run_[i].address + run_[i].size_bytes});
+  const dtr_run_block& last = run_[count - 1];
   device.candidates.search_windows(
-      context.now_ns, costs_.decreased_ns(), size_bytes, few_.limit(), most_looks,
+      context.now_ns, costs_.decreased_ns(), {run_[0].address, last.address + last.size_bytes},
+      taken_, size_bytes, few_.limit(), most_looks,
       [&](Storage* storage) { return price_of(device, storage, context, few_.limit()); },
-      [&](Storage* first) {
-        Window window;
-        if (extend(device, context, size_bytes, first, few_.limit(), &window)) few_.offer(window);
+      [&](Storage* first, size_t members, double price, uint64_t bytes) {
+        few_.offer({first, members, price, bytes});
       });
 }
 

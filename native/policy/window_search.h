@@ -117,8 +117,6 @@ class WindowSearch {
   size_t run_of(const Device& device, const void* address, size_t blocks);
   size_t run_of(const Device& device);
   double price_of(Device& device, Storage* storage, const SearchContext& context, double most);
-  bool extend(Device& device, const SearchContext& context, uint64_t size_bytes, Storage* first,
-              double most, Window* window);
   void take_members(const Device& device, const Window& window);
   size_t most_looks(const Device& device, uint64_t size_bytes) const;
   void search(Device& device, const SearchContext& context, uint64_t size_bytes, size_t most_looks);
