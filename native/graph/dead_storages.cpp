@@ -22,6 +22,14 @@ const Storage* keeps_from_banishing(const Storage* storage) {
 
 }  // namespace
 
+// As long as nothing had to be evicted, memory is not short, and nothing is gained by keeping it.
+// What costs less than a search for it later goes at once.
+bool DeadStorages::keeps_for_later(const Storage* storage) const {
+  constexpr int64_t kLeastCostNs = 20'000;
+  return policy_ == Dealloc::lazy && storage->parent && storage->parent->cost_ns >= kLeastCostNs &&
+         environment_.stats.evictions > evictions_;
+}
+
 bool DeadStorages::keeps_memory(Storage* storage, Deferred& deferred) {
   if (!storage->children && storage->locks == 0) return false;
   // An op in flight gave its buffer another size, after it may have written to it: that
@@ -31,7 +39,7 @@ bool DeadStorages::keeps_memory(Storage* storage, Deferred& deferred) {
   // constant will depend on it.
   const bool is_read = storage->locks > storage->holds && !storage->parent;
   if (!is_read && settles_constants()) {
-    if (storage->parent || !storage->children) return keeps_for_later() && storage->parent;
+    if (storage->parent || !storage->children) return keeps_for_later(storage);
     ++storage->locks;  // its last dependent would take it along, and the block with it
     const bool settled = settle_at_no_cost(storage, deferred);
     --storage->locks;

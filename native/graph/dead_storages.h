@@ -6,8 +6,9 @@
 //   eager   evicted at once; a constant is settled if that makes constants of no more
 //           bytes than its own and those of others that go with it, else kept;
 //   ignore  kept: evictable, or as a constant;
-//   lazy    kept, evictable, once something had to be evicted: until its memory is needed, what is
-//           computed from it costs less to bring back. A constant goes as under eager;
+//   lazy    kept, evictable, once something had to be evicted, if its operator took 20 us or more:
+//           until its memory is needed, what is computed from it costs less to bring back. Others,
+//           and constants, go as under eager;
 //   banish  removed for good once no dependent is evicted: its dependents forget their
 //           parent and cannot be evicted any more, and its record goes. Until then it is
 //           as under ignore, and tried again whenever one of its dependents was unlocked
@@ -93,10 +94,8 @@ class DeadStorages {
   void check(const std::vector<Storage*>& storages) const;
 
  private:
-  // As long as nothing had to be evicted, memory is not short, and nothing is gained by keeping it.
-  bool keeps_for_later() const {
-    return policy_ == Dealloc::lazy && environment_.stats.evictions > evictions_;
-  }
+  // Under lazy.
+  bool keeps_for_later(const Storage* storage) const;
   // Where that takes no more than what goes with the constant, which is locked; whether it is done.
   // One by one, an optimizer's states and a weight that depends on them would keep the gradient of
   // each step.

@@ -84,9 +84,9 @@ def test_what_was_brought_back_and_nobody_needs_goes_first(evicted):
     assert set(order[1:-1]) < {"t", "u", "v", "y"}
 
 
-def drops_one(log):
-    log.call("x", {"a": UNIT}, time=10**4)
-    log.call("a", {"s": UNIT}, time=10**4)
+def drops_one(log, time=10**6):
+    log.call("x", {"a": UNIT}, time=time)
+    log.call("a", {"s": UNIT}, time=10**6)
     log.release("a")
     log.call("x", {"t": UNIT}, time=10)
     log.call("x", {"u": UNIT}, time=10**8)
@@ -113,6 +113,17 @@ def test_under_lazy_it_does_once_something_was_evicted(evicted, held, expected):
         log.release(f"other{i}")
     drops_one(log)
     assert evicted(log, (1 + held) * UNIT, dealloc="lazy") == ["first", *expected]
+
+
+@pytest.mark.parametrize("evicted", ["runtime"], indirect=True)
+def test_under_lazy_what_costs_less_than_a_search_goes_at_once(evicted):
+    log = with_data()
+    for name in ("first", "other0", "other1", "other2"):
+        log.call("x", {name: UNIT}, time=1 if name == "first" else 10**9)
+    for i in range(3):
+        log.release(f"other{i}")
+    drops_one(log, time=19_999)
+    assert evicted(log, (1 + 3) * UNIT, dealloc="lazy") == ["first", "t"]
 
 
 def test_e_star_takes_over_where_parts_of_a_chain_come_back_again_and_again():
