@@ -417,11 +417,6 @@ bool Engine::is_constant(const void* handle) {
   return !storage || (storage->state == State::resident && !storage->parent);
 }
 
-uint64_t Engine::drain_dropped(int64_t* op_ids, uint64_t capacity) {
-  std::lock_guard<EngineMutex> lock(mutex_);
-  return lifecycle_.drain_dropped(op_ids, capacity);
-}
-
 uint64_t Engine::holders(int32_t when, dtr_holder* holders, uint64_t capacity) {
   std::lock_guard<EngineMutex> lock(mutex_);
   const std::vector<dtr_holder> found = memory_use_.holders(when);

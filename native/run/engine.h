@@ -146,7 +146,6 @@ class Engine final {
   void keep_account(bool on);
   uint64_t repeats(dtr_repeats* repeats, uint64_t capacity);
   void reset_peak();
-  uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
   // The id of the record of a handle's storage, 0 if it has none.
   uint64_t id_of(const void* handle);
   // In a pool's heap.

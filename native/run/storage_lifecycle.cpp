@@ -184,10 +184,7 @@ void StorageLifecycle::discard_op(Op* op, Deferred& deferred) {
     parts_.dead.reconsider(input, deferred);
     maybe_remove(input, deferred);
   }
-  if (op->closure)
-    deferred.drop_closure(op->closure);
-  else if (op->id)
-    dropped_ops_.push_back(static_cast<int64_t>(op->id));
+  if (op->closure) deferred.drop_closure(op->closure);
   --parts_.environment.stats.live_ops;
   parts_.graph.recycle(op);
 }
@@ -387,13 +384,6 @@ bool StorageLifecycle::forget_history(Deferred& deferred) {
     if (!storage->lost && !storage->external && !storage->captured && storage->live)
       forget_live(storage, deferred);
   return true;
-}
-
-uint64_t StorageLifecycle::drain_dropped(int64_t* op_ids, uint64_t capacity) {
-  const uint64_t count = std::min<uint64_t>(capacity, dropped_ops_.size());
-  std::copy(dropped_ops_.end() - static_cast<int64_t>(count), dropped_ops_.end(), op_ids);
-  dropped_ops_.resize(dropped_ops_.size() - count);
-  return count;
 }
 
 void StorageLifecycle::check(const std::vector<Storage*>& storages, Deferred& deferred) const {

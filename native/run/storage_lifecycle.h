@@ -84,10 +84,6 @@ class StorageLifecycle final : public Lifecycle {
   // content. False, and nothing changed, if something is evicted or locked.
   bool forget_history(Deferred& deferred);
 
-  // Ops that went, whose closures the recorder keeps by their ids.
-  size_t dropped_ops() const { return dropped_ops_.size(); }
-  uint64_t drain_dropped(int64_t* op_ids, uint64_t capacity);
-
   // R2 to R7, R11 and R15. May hold handles until the deferred work is done.
   void check(const std::vector<Storage*>& storages, Deferred& deferred) const;
 
@@ -105,7 +101,6 @@ class StorageLifecycle final : public Lifecycle {
 
   Parts parts_;
   Pins given_away_;  // of memory that is exclusive, whose record does not last: the escaped ones
-  std::vector<int64_t> dropped_ops_;
   std::vector<Storage*> removal_;  // worklist of remove()
   std::vector<Storage*> graveyard_;
   bool removing_ = false;

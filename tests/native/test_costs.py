@@ -189,7 +189,7 @@ class TestTheClock:
         assert toy.stats().clock_ns == 1  # nobody saw it
         y = toy.one("f", x)
         toy.run("add_", (y, MUTATE))
-        first = (100 + 2 * WORDS) + (100 + WORDS)
+        first = 40 * (100 + 2 * WORDS) + 40 * (100 + WORDS)
         assert (toy.stats().total_cost_ns, toy.stats().recompute_cost_ns) == (first, 0)
         assert toy.evict(y)
         toy.materialize(y)
