@@ -17,7 +17,7 @@ from dtr_alloc.torch.op_rules import MUTATE, READ, rule_for
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch has no gloo")
 
 BEGIN = """
-import atexit, hashlib, json, pathlib, sys, time
+import atexit, contextlib, hashlib, json, sys, time
 import torch, torch.distributed as dist
 import dtr_alloc
 
@@ -26,6 +26,8 @@ COUNT = 1 << 18
 torch.set_num_threads(1)
 torch.manual_seed(0)
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+at_end = contextlib.ExitStack()
+atexit.register(at_end.close)  # the session registers later, so its handler is called earlier
 if budget != "none":
     dtr_alloc.enable(budget, device="cpu", thrash="off")
 
@@ -283,21 +285,24 @@ def test_a_rank_learns_of_groups_that_are_made_later(tmp_path):
     assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory and ends" in told
 
 
+# The groups are destroyed after dtr_alloc's handler of the exit, which must see them. If they are
+# left to the interpreter, PyTorch ends some processes with "terminate called without an active
+# exception": a thread of gloo (ProcessGroupGloo::runLoop) still releases the tensors of the last
+# collective, and asks for the GIL while the interpreter ends.
+EXIT = "dist.all_reduce(x); at_end.callback(dist.destroy_process_group); sys.exit(0)"
 HANDLED = {
     "it goes on": "",
-    "it ends well": "dist.all_reduce(x); sys.exit(0)",
-    "a debugger saw it": """
+    "it ends well": EXIT,
+    "a debugger saw it": f"""
         sys.last_value, sys.last_traceback = error, error.__traceback__
-        dist.all_reduce(x)
-        sys.exit(0)
+        {EXIT}
 """,
     "it leaves a group": "dist.destroy_process_group(subgroup)",
-    "another error": """
+    "another error": f"""
         try:
             raise ValueError("the batch")
         except ValueError:
-            dist.all_reduce(x)
-            sys.exit(0)
+            {EXIT}
 """,
 }
 
