@@ -245,26 +245,26 @@ bool Candidates::refine(const Moment& now, size_t block) {
 // What lies between the candidates. Objects of slabs, which are no blocks, are in no run.
 void Candidates::find_gaps(const Range& heap, const std::vector<Range>& taken) {
   const size_t count = order_.size();
-  has_wall_.assign(count, 0);
-  lows_.assign(count, 0);
-  highs_.assign(count, 0);
+  // resize() doubles memory that does not suffice; assign() takes as much as it needs.
+  gaps_.resize(count);
+  std::fill(gaps_.begin(), gaps_.end(), Gap{});
   size_t rank = 0;
   uint64_t end = heap.begin;
   for (const Range& block : taken) {
     for (; rank < count && begins_[order_[rank]] < block.begin; ++rank) {
-      has_wall_[rank] = 1;
-      lows_[rank] = highs_[rank] = begins_[order_[rank]];
+      gaps_[rank].has_wall = true;
+      gaps_[rank].low = gaps_[rank].high = begins_[order_[rank]];
     }
-    if (rank > 0 && highs_[rank - 1] == 0) highs_[rank - 1] = block.begin;
+    if (rank > 0 && gaps_[rank - 1].high == 0) gaps_[rank - 1].high = block.begin;
     if (rank == count) return;
     if (begins_[order_[rank]] == block.begin)
-      lows_[rank++] = end;
+      gaps_[rank++].low = end;
     else
-      has_wall_[rank] = 1;
+      gaps_[rank].has_wall = true;
     end = block.end;
   }
-  if (rank > 0 && highs_[rank - 1] == 0) highs_[rank - 1] = heap.end;
-  std::fill(has_wall_.begin() + static_cast<std::ptrdiff_t>(rank), has_wall_.end(), 1);
+  if (rank > 0 && gaps_[rank - 1].high == 0) gaps_[rank - 1].high = heap.end;
+  for (; rank < count; ++rank) gaps_[rank].has_wall = true;
 }
 
 // Fills run_bounds_ and run_least_: what a run costs at least, as the difference of two sums.
@@ -286,7 +286,7 @@ void Candidates::bound_runs(int64_t now_ns, int64_t decreased_ns, uint64_t wante
   for (size_t left = 0; left < count; ++left) {
     for (; right < count; ++right) {
       if (right > left && bytes_of(left, right) >= wanted) break;
-      if (has_wall_[right]) after_wall = std::max(after_wall, right);
+      if (gaps_[right].has_wall) after_wall = std::max(after_wall, right);
       const float price = prices[order[right]];
       if (price == kInfinity)
         after_wall = right + 1;

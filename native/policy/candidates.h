@@ -182,7 +182,9 @@ class Candidates {
   static void visit_from_the_lowest(Column& bounds, Column& least, Limit&& limit, Refine&& refine,
                                     Visit&& visit);
   // Of the candidates of these ranks, with the free bytes between and beside them.
-  uint64_t bytes_of(size_t first, size_t end) const { return highs_[end - 1] - lows_[first]; }
+  uint64_t bytes_of(size_t first, size_t end) const {
+    return gaps_[end - 1].high - gaps_[first].low;
+  }
   uint64_t low_end(size_t rank) const { return rank == 0 ? 0 : block_end(order_[rank - 1]); }
   // If the pool rounds to more, the rest counts as free.
   uint64_t block_end(size_t index) const { return in_grains(ends_[index]); }
@@ -233,10 +235,13 @@ class Candidates {
   // by rank, and the sums of the prices before; the least of each block.
   Column prices_, price_least_, run_bounds_, run_least_;
   std::vector<double> sums_;
-  // By rank: whether a block that is no candidate's comes directly before; where the free bytes before
-  // begin; and where those behind end.
-  std::vector<char> has_wall_;
-  std::vector<uint64_t> lows_, highs_;
+  // What lies beside a candidate: where the free bytes before it begin and those behind it end, and
+  // whether a block that is no candidate's comes directly before.
+  struct Gap {
+    uint64_t low = 0, high = 0;
+    bool has_wall = false;
+  };
+  std::vector<Gap> gaps_;  // by rank
 };
 
 template <typename Limit, typename Refine, typename Visit>
