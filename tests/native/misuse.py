@@ -299,7 +299,7 @@ class World:
                 made[i].cost_ns = 1
         elif kind in (
             *("dtr_block", "dtr_run_block", "dtr_event_log", "dtr_evicted"),
-            *("dtr_holder", "dtr_repeats", "dtr_pool_stats"),
+            *("dtr_holder", "dtr_repeats", "dtr_pool_stats", "dtr_opening"),
         ):
             made = self.array(kind)
         elif kind == "dtr_event_columns":
