@@ -26,8 +26,8 @@ const Storage* keeps_from_banishing(const Storage* storage) {
 // What costs less than a search for it later goes at once.
 bool DeadStorages::keeps_for_later(const Storage* storage) const {
   constexpr int64_t kLeastCostNs = 20'000;
-  return policy_ == Dealloc::lazy && storage->parent && storage->parent->cost_ns >= kLeastCostNs &&
-         environment_.stats.evictions > evictions_;
+  return policy_ == Dealloc::lazy && environment_.stats.evictions > evictions_ &&
+         cost_of(storage) >= kLeastCostNs;
 }
 
 bool DeadStorages::keeps_memory(Storage* storage, Deferred& deferred) {

@@ -6,7 +6,7 @@
 //   eager   evicted at once; a constant is settled if that makes constants of no more
 //           bytes than its own and those of others that go with it, else kept;
 //   ignore  kept: evictable, or as a constant;
-//   lazy    kept, evictable, once something had to be evicted, if its operator took 20 us or more:
+//   lazy    kept, evictable, once something had to be evicted, if its operator costs 20 us or more:
 //           until its memory is needed, what is computed from it costs less to bring back. Others,
 //           and constants, go as under eager;
 //   banish  removed for good once no dependent is evicted: its dependents forget their
