@@ -80,11 +80,11 @@ def recording(**settings: Any) -> AbstractContextManager[None]:
 
 Modes = dict[str, Callable[[], AbstractContextManager[None]]]
 MODES: Modes = {"plain": nullcontext, "rest": at_rest, "recording": recording}
-# The page itself is none, as the last session of the process has none.
+# No page is written, as the process's last session has none.
 JOB_MODES: Modes = {
     **MODES,
-    "older": recording,
     "shown": lambda: recording(report="page.html", progress=True),
+    "older": recording,
 }
 
 
