@@ -9,8 +9,8 @@
 #include "base/error.h"
 #include "base/ranges.h"
 #include "base/scoped_timer.h"
+#include "graph/heap_blocks.h"
 #include "policy/score.h"
-#include "policy/window_search.h"
 
 namespace dtr {
 
@@ -79,13 +79,8 @@ std::vector<Storage*> largest_first(std::vector<Storage*> storages) {
 
 // All large blocks of a pool, by address.
 const std::vector<dtr_run_block>& Compactor::blocks_of(dtr_pool* pool) {
-  uint64_t count = 0;
   blocks_.resize(blocks_.capacity());
-  for (;; blocks_.resize(2 * blocks_.size() + 8)) {
-    check_status(dtr_pool_run(pool, nullptr, blocks_.data(), blocks_.size(), &count));
-    if (count < blocks_.size()) break;
-  }
-  blocks_.resize(count);
+  blocks_.resize(read_blocks(pool, &blocks_));
   return blocks_;
 }
 

@@ -38,8 +38,9 @@
 //
 // The bounds also say what a window (window_search.h) costs at least. A *run* is the candidates of a
 // window: from a first one on, until with the free bytes between and beside them they have `wanted`
-// bytes; none goes on over a block that is no candidate's. It costs at least the sum of its members' price bounds, the price
-// being the score without the size. One pass over the order finds these sums for all runs.
+// bytes; none goes on over a block that is no candidate's. It costs at least the sum of its members'
+// price bounds, the price being the score without the size. One pass over the order finds these sums
+// for all runs.
 #pragma once
 
 #include <algorithm>

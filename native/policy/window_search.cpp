@@ -5,29 +5,9 @@
 
 #include "base/error.h"
 #include "grain.h"
+#include "graph/heap_blocks.h"
 
 namespace dtr {
-
-namespace {
-
-constexpr size_t kFewBlocks = 4;
-
-}  // namespace
-
-// Blocks in the order of addresses, at least so many if there are: in run_, how many is returned.
-size_t WindowSearch::run_of(const Device& device, const void* address, size_t blocks) {
-  if (run_.size() < blocks) run_.resize(std::max(blocks, kFewBlocks));
-  uint64_t count = 0;
-  dtr_pool_run(device.pool, address, run_.data(), blocks, &count);
-  return count;
-}
-
-// All blocks.
-size_t WindowSearch::run_of(const Device& device) {
-  size_t count;
-  while ((count = run_of(device, nullptr, run_.size())) == run_.size()) run_.resize(2 * count + 64);
-  return count;
-}
 
 // The price of a candidate that may be evicted, or else infinity: exact, or above `most`, which never
 // grows in a search. Each candidate is looked at once in a search.
@@ -58,7 +38,7 @@ void WindowSearch::search(Device& device, const SearchContext& context, uint64_t
   ++environment_.stats.window_searches;
   few_.clear();
   taken_.clear();
-  const size_t count = run_of(device);
+  const size_t count = read_blocks(device.pool, &run_);
   if (count == 0) return;
   for (size_t i = 0; i < count; ++i)
     if (!is_free(run_[i]))
@@ -129,13 +109,15 @@ const std::vector<Storage*>& WindowSearch::find(Device& device, const SearchCont
 bool WindowSearch::makes_place(const Device& device, const Storage* storage, uint64_t size_bytes) {
   uint64_t bytes = 0;
   bool met = false;
-  const size_t count = run_of(device, storage->address, kFewBlocks);
+  std::array<dtr_run_block, 4> beside;  // its own, and those that may be free on both sides
+  uint64_t count = 0;
+  dtr_pool_run(device.pool, storage->address, beside.data(), beside.size(), &count);
   for (size_t i = 0; i < count; ++i) {
-    if (!is_free(run_[i])) {
+    if (!is_free(beside[i])) {
       if (met) break;
       met = true;
     }
-    bytes += run_[i].size_bytes;
+    bytes += beside[i].size_bytes;
   }
   return met && bytes >= size_bytes;
 }
@@ -148,7 +130,7 @@ void WindowSearch::check() {
 }
 
 void WindowSearch::check(Device& device, const SearchContext& context) {
-  const size_t count = run_of(device);
+  const size_t count = read_blocks(device.pool, &run_);
   const std::vector<dtr_run_block> all(run_.begin(), run_.begin() + static_cast<int64_t>(count));
   uint64_t largest = kGrain;
   std::vector<Storage*> owners(count, nullptr);
@@ -158,9 +140,7 @@ void WindowSearch::check(Device& device, const SearchContext& context) {
     if (storage && storage->candidate >= 0 && victims_.is_free_to_go(storage)) owners[i] = storage;
     largest = std::max(largest, all[i].size_bytes);
   }
-  const auto free = [&](size_t i) {
-    return all[i].state == DTR_BLOCK_FREE || all[i].state == DTR_BLOCK_SETTLING;
-  };
+  const auto free = [&](size_t i) { return is_free(all[i]); };
   for (const uint64_t size :
        {kGrain, largest / 2 + kGrain / 2, largest, 3 * largest, 9 * largest}) {
     const uint64_t size_bytes = in_grains(size);
@@ -196,7 +176,8 @@ void WindowSearch::check(Device& device, const SearchContext& context) {
     const auto is_same_block = [](const dtr_run_block& a, const dtr_run_block& b) {
       return a.address == b.address && a.size_bytes == b.size_bytes && a.state == b.state;
     };
-    if (run_of(device) != count || !std::equal(all.begin(), all.end(), run_.begin(), is_same_block))
+    if (read_blocks(device.pool, &run_) != count ||
+        !std::equal(all.begin(), all.end(), run_.begin(), is_same_block))
       return;
     throw StateError("W5: for " + std::to_string(size_bytes) + " bytes the search found " +
                      std::to_string(few_.size()) + " windows, the best of price " +

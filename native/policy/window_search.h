@@ -38,11 +38,6 @@
 
 namespace dtr {
 
-// Neighbors that are make one hole for every stream, behind waits on the device.
-inline bool is_free(const dtr_run_block& block) {
-  return block.state == DTR_BLOCK_FREE || block.state == DTR_BLOCK_SETTLING;
-}
-
 struct Window {
   Storage* first = nullptr;  // member
   size_t members = 0;
@@ -114,8 +109,6 @@ class WindowSearch {
   void check();
 
  private:
-  size_t run_of(const Device& device, const void* address, size_t blocks);
-  size_t run_of(const Device& device);
   double price_of(Device& device, Storage* storage, const SearchContext& context, double most);
   void take_members(const Device& device, const Window& window);
   size_t most_looks(const Device& device, uint64_t size_bytes) const;

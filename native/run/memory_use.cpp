@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "errors.h"
+#include "graph/heap_blocks.h"
 
 namespace dtr {
 
@@ -23,14 +24,10 @@ std::vector<BlockInUse> blocks_in_use(const Graph& graph, dtr_pool* pool) {
   dtr_pool_room room{};
   dtr_pool_get_room(pool, 1, &room);
   std::vector<dtr_run_block> run;
-  uint64_t count = 0;
-  while (count == run.size()) {
-    run.resize(std::max<size_t>(1024, 2 * run.size()));
-    dtr_pool_run(pool, nullptr, run.data(), run.size(), &count);
-  }
+  const size_t count = read_blocks(pool, &run);
   std::vector<BlockInUse> blocks;
-  for (uint64_t i = 0; i < count; ++i)
-    if (run[i].state == 1)
+  for (size_t i = 0; i < count; ++i)
+    if (run[i].state == DTR_BLOCK_IN_USE)
       blocks.push_back({run[i].address - room.base, run[i].size_bytes,
                         graph.by_address.find(reinterpret_cast<void*>(run[i].address))});
   return blocks;
