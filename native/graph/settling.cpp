@@ -9,6 +9,18 @@ namespace {
 // Storages that settle_with_others() looks at, in each direction.
 constexpr size_t kMostMet = 2048;
 
+// Calls visit(edge, dependent) for each storage that was computed from this one by an op that has not
+// lost it, until one call returns false. Whether none did.
+template <typename Visit>
+bool for_computed(const Storage* storage, Visit&& visit) {
+  for (const Edge* edge = storage->children; edge; edge = edge->next) {
+    if (edge->lost) continue;
+    for (const Output& output : edge->op->outputs)
+      if (output.storage && !visit(*edge, output.storage)) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 bool Settling::settle(Storage* lost, std::vector<Storage*>* targets, uint64_t most_bytes,
@@ -48,21 +60,18 @@ uint64_t Settling::mark_blocked(const std::vector<Loss>& losses, std::vector<Sto
     while (!pending_.empty()) {
       const Storage* storage = pending_.back();
       pending_.pop_back();
-      for (const Edge* edge = storage->children; edge; edge = edge->next) {
-        if (edge->lost) continue;
-        for (const Output& output : edge->op->outputs) {
-          Storage* dependent = output.storage;
-          if (!dependent || dependent->mark >= seen) continue;
-          const bool is_there = has_content(dependent) && dependent->live;
-          const bool ends =
-              is_there ? dependent->overwriters == 0 : dependent->live || dependent->locks > 0;
-          dependent->mark = ends ? seen : met;
-          if (!ends) pending_.push_back(dependent);
-          if (!ends || is_there) continue;
-          blockers.push_back(dependent);
-          if (dependent->live && targets) targets->push_back(dependent);
-        }
-      }
+      for_computed(storage, [&](const Edge&, Storage* dependent) {
+        if (dependent->mark >= seen) return true;
+        const bool is_there = has_content(dependent) && dependent->live;
+        const bool ends =
+            is_there ? dependent->overwriters == 0 : dependent->live || dependent->locks > 0;
+        dependent->mark = ends ? seen : met;
+        if (!ends) pending_.push_back(dependent);
+        if (!ends || is_there) return true;
+        blockers.push_back(dependent);
+        if (dependent->live && targets) targets->push_back(dependent);
+        return true;
+      });
     }
   }
   while (!blockers.empty()) {
@@ -88,28 +97,26 @@ bool Settling::settle_pending(const Storage* in_part, const Range& part,
   while (!pending_.empty()) {
     const Storage* storage = pending_.back();
     pending_.pop_back();
-    for (const Edge* edge = storage->children; edge; edge = edge->next) {
-      if (edge->lost || (storage == in_part && !meet(span_of(*edge), part))) continue;
-      for (const Output& output : edge->op->outputs) {
-        Storage* dependent = output.storage;
-        if (!dependent || dependent->mark == walk) continue;
-        dependent->mark = walk;
-        if (has_content(dependent) && dependent->live) {
-          resident_.push_back(dependent);
-          if (dependent->overwriters > 0) pending_.push_back(dependent);  // R8
-          if (is_candidate(dependent)) bytes += dependent->size_bytes;
-        } else if (dependent->live) {
-          possible = false;
-          if (targets) targets->push_back(dependent);
-        } else if (dependent->locks > 0) {
-          // A rematerialization in progress counts on it, and may overwrite it: as a
-          // constant it would be lost for its other dependents.
-          possible = false;
-        } else {
-          pending_.push_back(dependent);
-        }
+    for_computed(storage, [&](const Edge& edge, Storage* dependent) {
+      if (storage == in_part && !meet(span_of(edge), part)) return true;
+      if (dependent->mark == walk) return true;
+      dependent->mark = walk;
+      if (has_content(dependent) && dependent->live) {
+        resident_.push_back(dependent);
+        if (dependent->overwriters > 0) pending_.push_back(dependent);  // R8
+        if (is_candidate(dependent)) bytes += dependent->size_bytes;
+      } else if (dependent->live) {
+        possible = false;
+        if (targets) targets->push_back(dependent);
+      } else if (dependent->locks > 0) {
+        // A rematerialization in progress counts on it, and may overwrite it: as a
+        // constant it would be lost for its other dependents.
+        possible = false;
+      } else {
+        pending_.push_back(dependent);
       }
-    }
+      return true;
+    });
     if ((!possible && !targets) || bytes > most_bytes) return false;
   }
   if (least_bytes > 0) {
@@ -149,22 +156,19 @@ void Settling::settle_with_others(Storage* lost, Deferred& deferred) {
     while (!pending_.empty()) {
       const Storage* storage = pending_.back();
       pending_.pop_back();
-      for (const Edge* edge = storage->children; edge; edge = edge->next) {
-        if (edge->lost) continue;
-        for (const Output& output : edge->op->outputs) {
-          Storage* dependent = output.storage;
-          if (!dependent || !meets(dependent, below, above, &met_below)) continue;
-          const bool is_in_use =
-              dependent->overwriters > 0 || (!dependent->live && dependent->locks > 0);
-          if (is_in_use || met_below > kMostMet) return;
-          if (!dependent->live) {
-            pending_.push_back(dependent);
-            continue;
-          }
-          dependents.push_back(dependent);
-          if ((taken += dependent->size_bytes) > most) return;
+      const bool goes_on = for_computed(storage, [&](const Edge&, Storage* dependent) {
+        if (!meets(dependent, below, above, &met_below)) return true;
+        const bool is_in_use =
+            dependent->overwriters > 0 || (!dependent->live && dependent->locks > 0);
+        if (is_in_use || met_below > kMostMet) return false;
+        if (!dependent->live) {
+          pending_.push_back(dependent);
+          return true;
         }
-      }
+        dependents.push_back(dependent);
+        return (taken += dependent->size_bytes) <= most;
+      });
+      if (!goes_on) return;
     }
     pending_.assign(dependents.begin() + static_cast<ptrdiff_t>(known), dependents.end());
     while (!pending_.empty()) {
