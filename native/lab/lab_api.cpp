@@ -56,7 +56,7 @@ DTR_EXPORT int32_t dtr_lab_given(int32_t dealloc, uint64_t budget_bytes, const i
       throw dtr::InvalidArgument("dealloc of a schedule is " + std::to_string(dealloc) +
                                  "; allowed: 0 (eager), 2 (ignore)");
     dtr_lab_options options{};
-    options.common.heuristic = {DTR_SELECT_SCORE, DTR_COST_NONE, DTR_SIZE_NONE, 0, 1, 0};
+    options.common.heuristic = {DTR_SELECT_SCORE, DTR_COST_NONE, DTR_SIZE_NONE, 0, 1, 0, 0};
     options.common.dealloc = dealloc;
     options.common.budget_bytes = budget_bytes;
     options.common.max_recompute = -1;
