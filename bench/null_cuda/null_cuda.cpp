@@ -396,18 +396,7 @@ EXPORT cudaError_t cudaMemsetAsync(void*, int, size_t size, cudaStream_t) {
   work(copied_ns(static_cast<double>(size)));
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaMemset(void* address, int value, size_t size) {
-  return cudaMemsetAsync(address, value, size, nullptr);
-}
 EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int) {
-  *stream = new_stream();
-  return cudaSuccess;
-}
-EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  *stream = new_stream();
-  return cudaSuccess;
-}
-EXPORT cudaError_t cudaStreamCreate(cudaStream_t* stream) {
   *stream = new_stream();
   return cudaSuccess;
 }
@@ -434,9 +423,6 @@ EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
   *event = reinterpret_cast<cudaEvent_t>(new Event);
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaEventCreate(cudaEvent_t* event) {
-  return cudaEventCreateWithFlags(event, 0);
-}
 EXPORT cudaError_t cudaEventDestroy(cudaEvent_t event) {
   delete reinterpret_cast<Event*>(event);
   return cudaSuccess;
@@ -445,9 +431,6 @@ EXPORT cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t) {
   CALLED();
   time_of(event) = point();
   return cudaSuccess;
-}
-EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
-  return cudaEventRecord(event, stream);
 }
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) {
   CALLED();
@@ -477,11 +460,6 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptu
   if (count) *count = 0;
   return cudaStreamIsCapturing(stream, status);
 }
-EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  const auto given = static_cast<int>(*mode);
-  *mode = static_cast<cudaStreamCaptureMode>(std::exchange(capture_mode, given));
-  return cudaSuccess;
-}
 EXPORT cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void**, size_t,
                                       cudaStream_t) {
   return launch(kernel, grid, block);
@@ -499,7 +477,6 @@ EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* of, const void*) {
   of->binaryVersion = of->ptxVersion = 90;
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*,
                                                                           int, size_t, unsigned) {
   *blocks = 8;

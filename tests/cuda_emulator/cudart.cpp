@@ -106,7 +106,6 @@ struct State {
   unsigned long long captures_begun = 0;
   std::map<void*, Allocation> allocations;
   std::map<uintptr_t, size_t> host;  // pinned
-  std::map<std::string, uint64_t> calls;
   std::vector<std::string> refused;  // kernels, and functions of not_emulated.cpp
 };
 
@@ -127,12 +126,6 @@ cudaError_t result(CUresult error) {
   // The two enums agree on the numbers that the stand-in for the driver uses.
   return result(static_cast<cudaError_t>(error));
 }
-
-void count(const char* call) {
-  std::lock_guard<std::mutex> lock(state().mutex);
-  ++state().calls[call];
-}
-#define COUNT() count(__func__)
 
 void refuse(const std::string& what) {
   fprintf(stderr, "cuda_emulator: %s\n", what.c_str());
@@ -341,7 +334,6 @@ EXPORT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
   return state().peers ? cudaSuccess : result(cudaErrorNotSupported);
 }
 EXPORT cudaError_t cudaDeviceSynchronize() {
-  COUNT();
   const Entered entered;
   for (cudaStream_t stream : all_streams()) {
     if (cudaError_t error = wait_for(stream)) return error;
@@ -357,7 +349,6 @@ EXPORT cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 // ---- Memory.
 
 EXPORT cudaError_t cudaMalloc(void** address, size_t size) {
-  COUNT();
   const Entered entered;
   *address = nullptr;
   if (size == 0) return cudaSuccess;
@@ -381,7 +372,6 @@ EXPORT cudaError_t cudaMalloc(void** address, size_t size) {
 }
 // Waits for the device, as the real one does.
 EXPORT cudaError_t cudaFree(void* address) {
-  COUNT();
   const Entered entered;
   if (!address) return cudaSuccess;
   Allocation gone{};
@@ -402,7 +392,6 @@ EXPORT cudaError_t cudaFree(void* address) {
   return result(error);
 }
 EXPORT cudaError_t cudaHostAlloc(void** address, size_t size, unsigned) {
-  COUNT();
   *address = aligned_alloc(4096, (size + 4095) / 4096 * 4096);
   if (!*address) return result(cudaErrorMemoryAllocation);
   std::lock_guard<std::mutex> lock(state().mutex);
@@ -410,7 +399,6 @@ EXPORT cudaError_t cudaHostAlloc(void** address, size_t size, unsigned) {
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaFreeHost(void* address) {
-  COUNT();
   {
     std::lock_guard<std::mutex> lock(state().mutex);
     if (state().host.erase(reinterpret_cast<uintptr_t>(address)) == 0)
@@ -451,24 +439,20 @@ EXPORT cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* of, const voi
 
 EXPORT cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t size, cudaMemcpyKind,
                                    cudaStream_t stream) {
-  COUNT();
   return copy(to, from, size, stream);
 }
 EXPORT cudaError_t cudaMemcpy(void* to, const void* from, size_t size, cudaMemcpyKind) {
-  COUNT();
   if (cudaError_t error = wait_for(nullptr)) return error;
   if (cudaError_t error = copy(to, from, size, nullptr)) return error;
   return wait_for(nullptr);
 }
 EXPORT cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size,
                                        cudaStream_t stream) {
-  COUNT();
   return copy(to, from, size, stream, true);
 }
 EXPORT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch,
                                      size_t width, size_t height, cudaMemcpyKind,
                                      cudaStream_t stream) {
-  COUNT();
   for (size_t row = 0; row < height; ++row) {
     copy(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch,
          width, stream);
@@ -476,31 +460,20 @@ EXPORT cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemsetAsync(void* address, int value, size_t size, cudaStream_t stream) {
-  COUNT();
   return queue(stream, [=](cudaStream_t at) {
     use(at, address, size, true);
     memset(address, value, size);
   });
 }
-EXPORT cudaError_t cudaMemset(void* address, int value, size_t size) {
-  return cudaMemsetAsync(address, value, size, nullptr);
-}
 
 // ---- Streams.
 
 EXPORT cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned, int priority) {
-  COUNT();
   auto made = std::make_unique<Stream>(Stream{current_device, priority});
   *stream = reinterpret_cast<cudaStream_t>(made.get());
   std::lock_guard<std::mutex> lock(state().mutex);
   state().streams[*stream] = std::move(made);
   return cudaSuccess;
-}
-EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
-  return cudaStreamCreateWithPriority(stream, flags, 0);
-}
-EXPORT cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  return cudaStreamCreateWithPriority(stream, 0, 0);
 }
 EXPORT cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   wait_for(stream);
@@ -513,10 +486,7 @@ EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   *priority = found == state().streams.end() ? 0 : found->second->priority;
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-  COUNT();
-  return wait_for(stream);
-}
+EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return wait_for(stream); }
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const Entered entered;
   if (capture_of(stream)) return result(cudaErrorStreamCaptureUnsupported);
@@ -544,15 +514,11 @@ EXPORT cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallback
 // ---- Events.
 
 EXPORT cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-  COUNT();
   const Entered entered;
   auto made = std::make_unique<Event>();
   if (CUresult error = cuEventCreate(&made->event, flags)) return result(error);
   *event = reinterpret_cast<cudaEvent_t>(made.release());
   return cudaSuccess;
-}
-EXPORT cudaError_t cudaEventCreate(cudaEvent_t* event) {
-  return cudaEventCreateWithFlags(event, 0);
 }
 EXPORT cudaError_t cudaEventDestroy(cudaEvent_t handle) {
   const Entered entered;
@@ -562,16 +528,12 @@ EXPORT cudaError_t cudaEventDestroy(cudaEvent_t handle) {
   return result(error);
 }
 EXPORT cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream) {
-  COUNT();
   const Entered entered;
   auto* event = reinterpret_cast<Event*>(handle);
   event->recorded_at = std::chrono::steady_clock::now();
   event->capture = capture_of(stream);
   if (event->capture) return cudaSuccess;
   return result(cuEventRecord(event->event, queue_of(stream)));
-}
-EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
-  return cudaEventRecord(event, stream);
 }
 EXPORT cudaError_t cudaEventQuery(cudaEvent_t handle) {
   const Entered entered;
@@ -583,7 +545,6 @@ EXPORT cudaError_t cudaEventQuery(cudaEvent_t handle) {
   return result(cuEventQuery(event->event));
 }
 EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-  COUNT();
   const Entered entered;
   auto* event = reinterpret_cast<Event*>(handle);
   if (event->capture) {
@@ -600,7 +561,6 @@ EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, c
 }
 // A stream that waits for work of a capture becomes a part of it.
 EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigned) {
-  COUNT();
   const Entered entered;
   auto* event = reinterpret_cast<Event*>(handle);
   if (event->capture) {
@@ -618,7 +578,6 @@ EXPORT cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, 
 // ---- Graphs.
 
 EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
-  COUNT();
   if (!queue_of(stream)) return result(cudaErrorStreamCaptureUnsupported);
   auto capture = std::make_shared<Capture>();
   std::lock_guard<std::mutex> lock(state().mutex);
@@ -630,7 +589,6 @@ EXPORT cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCapture
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-  COUNT();
   *graph = nullptr;
   auto capture = capture_of(stream);
   if (!capture || capture->origin != stream) return result(cudaErrorIllegalState);
@@ -665,9 +623,6 @@ EXPORT cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptu
   if (edge_count) *edge_count = 0;
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  return result(cuThreadExchangeStreamCaptureMode(reinterpret_cast<CUstreamCaptureMode*>(mode)));
-}
 EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
                                                  unsigned long long) {
   auto* of = reinterpret_cast<std::shared_ptr<Graph>*>(graph);
@@ -675,7 +630,6 @@ EXPORT cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cu
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream) {
-  COUNT();
   const Entered entered;
   const std::shared_ptr<Graph> graph = *reinterpret_cast<std::shared_ptr<Graph>*>(executable);
   for (const auto& node : graph->nodes) node(stream);
@@ -713,7 +667,6 @@ EXPORT cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* of, const void*) {
   of->binaryVersion = of->ptxVersion = 80;
   return cudaSuccess;
 }
-EXPORT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*,
                                                                           int, size_t, unsigned) {
   *blocks = 1;
@@ -739,12 +692,6 @@ EXPORT int cuda_emulator_capture(void* stream, void (*node)(uint64_t, void*), ui
   if (!capture) return 0;
   capture->graph->nodes.push_back([=](cudaStream_t at) { node(token, at); });
   return 1;
-}
-// How often a function was called.
-EXPORT uint64_t cuda_emulator_calls(const char* function) {
-  std::lock_guard<std::mutex> lock(state().mutex);
-  auto found = state().calls.find(function);
-  return found == state().calls.end() ? 0 : found->second;
 }
 // The i-th kernel or function that was refused, or NULL.
 EXPORT const char* cuda_emulator_refused(uint64_t index) {

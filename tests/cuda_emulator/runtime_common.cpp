@@ -105,6 +105,29 @@ EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice, unsigned* flags, int* activ
   return CUDA_SUCCESS;
 }
 
+// ---- Short names of other functions.
+
+EXPORT cudaError_t cudaMemset(void* address, int value, size_t size) {
+  return cudaMemsetAsync(address, value, size, nullptr);
+}
+EXPORT cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+EXPORT cudaError_t cudaStreamCreate(cudaStream_t* stream) {
+  return cudaStreamCreateWithPriority(stream, 0, 0);
+}
+EXPORT cudaError_t cudaEventCreate(cudaEvent_t* event) {
+  return cudaEventCreateWithFlags(event, 0);
+}
+EXPORT cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned) {
+  return cudaEventRecord(event, stream);
+}
+EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  cuThreadExchangeStreamCaptureMode(reinterpret_cast<CUstreamCaptureMode*>(mode));
+  return cudaSuccess;
+}
+EXPORT cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
+
 // ---- Kernels: how a library registers and configures them.
 
 EXPORT void** __cudaRegisterFatBinary(void*) {

@@ -208,7 +208,6 @@ class World:
     def __init__(self, log: int):
         self.log = log
         self.alive: dict[str, list[Any]] = defaultdict(list)
-        self.engines: dict[int, int] = {}
         self.walked: list[Any] = []
         self.jobs: dict[int, Job] = {}  # by engine
         self.destroyed: dict[str, list[Any]] = defaultdict(list)
@@ -238,20 +237,8 @@ class World:
             raise Misuse(f"{name} gave status {status} and {out[0]}")
         if status != lib.DTR_OK:
             return None
-        self.keep(kind, out[0], arguments)
+        self.alive[kind].append(out[0])
         return out[0]
-
-    def keep(self, kind: str, handle: Any, arguments: Any) -> None:
-        """What was made, and of which engine it is: that of the first argument."""
-        self.alive[kind].append(handle)
-        first = number_of(arguments[0]) if isinstance(arguments[0], ffi.CData) else 0
-        is_engine = any(number_of(engine) == first for engine in self.alive["dtr_engine"])
-        self.engines[number_of(handle)] = first if is_engine else self.engines.get(first, 0)
-
-    def of_engine(self, kind: str, of: Any) -> list[Any]:
-        """Those of the same engine as another object."""
-        engine = self.engines.get(number_of(of), 0)
-        return [h for h in self.alive[kind] if self.engines.get(number_of(h)) == engine]
 
     def died(self, kind: str, handle: Any) -> None:
         self.alive[kind].remove(handle)
@@ -432,7 +419,7 @@ class World:
         for (kind, _), argument in zip(function.parameters, arguments, strict=True):
             base = kind.rstrip("*")
             if kind == base + "**" and base in OPAQUE and argument and argument[0]:
-                self.keep(base, argument[0], arguments)
+                self.alive[base].append(argument[0])
         if function.name in DESTROYS and answer == lib.DTR_OK and arguments[0]:
             kind = function.parameters[0].type.rstrip("*")
             if arguments[0] not in self.alive[kind]:
@@ -586,14 +573,6 @@ def was_refused(function: Function, answer: Any, mark: str) -> bool:
     if function.result in ("int32_t", "int64_t") and function.name not in VALUES:
         return answer != 0 and message() != mark
     return message() != mark
-
-
-def addresses_of(values: list) -> set[int]:
-    return {
-        number_of(value)
-        for value in values
-        if isinstance(value, ffi.CData) and ffi.typeof(value).kind == "pointer"
-    }
 
 
 def arguments_of_all(log: int) -> int:

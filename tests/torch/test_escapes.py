@@ -390,18 +390,6 @@ def test_the_way_around_dlpack_is_closed_while_enabled():
     assert getattr(Tensor, name, None) is before
 
 
-def test_an_address_that_is_needed_for_a_while_pins_for_a_while() -> None:
-    with checked_session():
-        y = source() * 2
-
-        def needs_it() -> None:
-            assert read_pointer(y.data_ptr(), y).sum() == (source() * 2).sum()
-            assert not dtr_alloc.evict(y)
-
-        escapes.addresses_not_kept(needs_it)
-        assert torch.equal(evicted(y), source() * 2)
-
-
 @pytest.mark.skipif(
     not hasattr(torch.overrides, "redispatch_function"), reason="this torch has none"
 )

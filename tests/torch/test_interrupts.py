@@ -1,8 +1,6 @@
 """Ctrl-C, sys.exit() in a signal's handler and asynchronous exceptions, wherever they come."""
 
-import threading
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +8,7 @@ import pytest
 import torch
 from harness import checked_session, evicted, python
 from interrupted_jobs import JOBS
-from interrupting import WAYS, Injector, set_async
+from interrupting import WAYS, Injector
 from torch import Tensor
 
 import dtr_alloc
@@ -140,24 +138,3 @@ def test_an_interrupt_where_a_session_is_left_ends_it(way: Callable[[], None]) -
         run(injector := Injector(place, way=way))
         assert injector.raised
         assert not dtr_alloc.is_enabled()
-
-
-def test_a_session_in_an_exit_stack_ends_with_it() -> None:
-    with ExitStack() as stack:
-        stack.enter_context(dtr_alloc.session(2**26, device="cpu"))
-        assert dtr_alloc.is_enabled()
-    assert not dtr_alloc.is_enabled()
-
-
-def test_a_session_that_another_thread_interrupts_ends() -> None:
-    """By the C API, as debuggers and notebooks do."""
-
-    def interrupted() -> None:
-        with checked_session():
-            set_async()
-            for _ in range(100):
-                threading.get_ident()
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert not dtr_alloc.is_enabled()

@@ -224,16 +224,10 @@ class RaggedLstm(UnrolledLstm):
             self.x = whole
 
 
-@pytest.fixture(scope="module")
-def learned(lstm: tuple[Profile, Path]) -> dict[str, Any]:
-    """What the job decides that learns its step."""
-    shape, costs = lstm
-    return in_a_child("lstm", shape.budget(TIGHT), costs)
-
-
 class TestPolicy:
-    def test_a_job_costs_less(self, lstm: tuple[Profile, Path], learned: dict[str, Any]) -> None:
+    def test_a_job_costs_less(self, lstm: tuple[Profile, Path]) -> None:
         shape, costs = lstm
+        learned = in_a_child("lstm", shape.budget(TIGHT), costs)
         rule = in_a_child("lstm", shape.budget(TIGHT), costs, "marginal")
         assert learned["learned"] > 0
         assert re.fullmatch(
@@ -248,12 +242,6 @@ class TestPolicy:
 
         # Near the smallest budget the rule may compute less again, but it remaps and searches.
         assert cost(learned) < cost(rule)
-
-    def test_two_runs_with_one_file_of_costs_decide_alike(
-        self, lstm: tuple[Profile, Path], learned: dict[str, Any]
-    ) -> None:
-        shape, costs = lstm
-        assert in_a_child("lstm", shape.budget(TIGHT), costs) == learned
 
     def test_a_job_whose_steps_all_differ_has_no_plan_and_no_cliff(
         self, lstm: tuple[Profile, Path], monkeypatch: pytest.MonkeyPatch
@@ -270,14 +258,6 @@ class TestPolicy:
         assert counters[-1]["recompute_cost_seconds"] < 1.5 * preset[-1]["recompute_cost_seconds"]
         assert counters[-1]["planned"] == 0
         assert not differences(free, found)
-
-    def test_without_a_costs_file_it_is_learned_beside_the_job(
-        self, lstm: tuple[Profile, Path]
-    ) -> None:
-        shape, costs = lstm
-        plain, _counters = train("lstm", shape.budget(TIGHT), costs, heuristic="marginal")
-        learned, _counters = train("lstm", shape.budget(TIGHT), None, thrash="off")
-        assert not differences(plain, learned)
 
     @pytest.mark.long
     def test_a_better_plan_takes_over_and_the_bits_stay(self) -> None:

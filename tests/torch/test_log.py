@@ -269,15 +269,6 @@ def test_a_full_disk_ends_the_log_and_not_the_job(short, tmp_path):
 
 
 class TestASession:
-    def test_each_session_has_a_log_of_its_own(self, tmp_path):
-        for count in (1, 2):
-            with dtr_alloc.session(log=tmp_path / f"{count}.log", device="cpu"):
-                kept = [torch.ones(64, 64) * 2 for _ in range(count)]
-            del kept
-        assert lines(tmp_path / "1.log")[oplog.Call] == 2
-        assert lines(tmp_path / "2.log")[oplog.Call] == 4
-        assert lines(tmp_path / "2.log")[oplog.Release] == 2
-
     def test_views_have_names_and_memory_of_others_has_no_size(self, tmp_path):
         numpy = pytest.importorskip("numpy", reason="numpy is not installed here")
         array = numpy.zeros((64, 64), dtype=numpy.float32)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import assert_equal, assert_trains_in, checked_session, evicted
+from harness import assert_equal, checked_session, evicted
 from native_fixtures import on_threads
-from torch import Tensor, nn
+from torch import Tensor
 
 import dtr_alloc
 
@@ -30,31 +30,6 @@ def sine(x: Tensor) -> Tensor:
 
 def double(x: Tensor) -> None:
     floats(x)[:] *= 2
-
-
-def test_a_kernel_that_pytorch_does_not_know_is_called_again() -> None:
-    calls = 0
-
-    def counted(x: Tensor) -> Tensor:
-        nonlocal calls
-        calls += 1
-        return sine(x)
-
-    with checked_session():
-        x = torch.linspace(-1, 1, 4096) * 3
-        y = dtr_alloc.run_as_operator(counted, x)
-        expected = torch.sin(x)
-        assert dtr_alloc.evict(x)
-        assert torch.allclose(evicted(y), expected)
-        assert calls == 2
-
-
-def test_what_it_overwrites_is_computed_again_from_what_was_there() -> None:
-    with checked_session():
-        x = torch.linspace(-1, 1, 4096) + 0.5
-        expected = (x * 2).clone()
-        dtr_alloc.run_as_operator(double, x, mutated=[0])
-        assert torch.equal(evicted(x), expected)
 
 
 def test_it_may_write_into_storages_whose_addresses_were_given_away() -> None:
@@ -152,36 +127,6 @@ def test_what_it_raises_passes_and_the_session_goes_on(error: type[BaseException
         with pytest.raises(error, match="of the kernel"):
             dtr_alloc.run_as_operator(fails, x)
         assert torch.allclose(evicted(dtr_alloc.run_as_operator(sine, x)), torch.sin(x))
-
-
-class Sine(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:  # type: ignore[override]
-        context.save_for_backward(x)
-        result: Tensor = dtr_alloc.run_as_operator(sine, x)
-        return result
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
-        (x,) = context.saved_tensors
-        return gradient * x.cos()
-
-
-def test_a_net_with_such_a_function_trains_in_half_of_its_activation_memory() -> None:
-    def train() -> list[Tensor]:
-        torch.manual_seed(0)
-        layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(8))
-        optimizer = torch.optim.SGD(layers.parameters(), lr=0.1)
-        for _ in range(3):
-            x = torch.randn(512, 64)
-            for layer in layers:
-                x = Sine.apply(layer(x))
-            x.square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        return [parameter.detach().clone() for parameter in layers.parameters()]
-
-    assert_trains_in(0.5, train)
 
 
 Table = Callable[[Tensor, Tensor], Tensor]

@@ -183,13 +183,6 @@ def test_the_first_out_of_memory_error_leaves_the_last_events_with_call_sites(tm
     assert _memory_viz.segsum(snapshot)
 
 
-def test_a_job_that_does_not_run_out_of_memory_leaves_no_trace_of_it(tmp_path):
-    run(JOB, tmp_path, trace="oom:some.trace", budget="24MiB")
-    assert not (tmp_path / "some.trace").exists()
-    failed = run(JOB, tmp_path, status=1, trace="oom:job.py/some.trace", budget="24MiB")
-    assert "File exists: 'job.py'" in failed.stderr
-
-
 def test_a_session_is_recorded_from_its_beginning_to_its_end(tmp_path):
     with dtr_alloc.session(trace=tmp_path / "light.trace", device="cpu"):
         kept = torch.ones(10_007)
