@@ -303,22 +303,21 @@ def advised(outlooks, smallest=500, noise=1.0):
     return found and found.budget_bytes
 
 
-def test_the_smallest_bearable_budget_is_advised():
-    assert advised(OUTLOOKS) == 600
-
-
-def test_a_budget_at_which_noise_would_end_the_first_steps_is_not_advised():
-    assert advised(OUTLOOKS, noise=2.1) == 700
-
-
-def test_a_budget_that_fails_before_the_step_is_learned_is_not_advised():
-    assert advised([*OUTLOOKS, outlook(550, None, 1.1)]) == 600
-
-
-def test_there_is_room_above_the_smallest_budget_where_another_one_saves_memory():
-    assert advised(OUTLOOKS, smallest=600) == 700
-    assert advised(OUTLOOKS[-1:], smallest=600) == 600
-
-
-def test_what_saves_next_to_nothing_is_not_advised():
-    assert advised(OUTLOOKS[:1]) is None
+@pytest.mark.parametrize(
+    ("outlooks", "options", "budget"),
+    [
+        (OUTLOOKS, {}, 600),
+        (OUTLOOKS, {"noise": 2.1}, 700),
+        ([*OUTLOOKS, outlook(550, None, 1.1)], {}, 600),
+        (OUTLOOKS, {"smallest": 600}, 700),
+        (OUTLOOKS[-1:], {"smallest": 600}, 600),
+        (OUTLOOKS[:1], {}, None),
+    ],
+    ids=[
+        *("the smallest bearable one", "noise would end the first steps"),
+        *("it fails before the step is learned", "with room above the smallest"),
+        *("there is no other", "it saves next to nothing"),
+    ],
+)
+def test_a_budget_is_advised(outlooks, options, budget):
+    assert advised(outlooks, **options) == budget

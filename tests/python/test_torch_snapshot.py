@@ -192,17 +192,9 @@ def test_a_stack_has_the_name_of_the_innermost_function_that_is_not_pytorchs(fra
             made(event("free_requested", 512, 5), event("free_requested", 512, 5)),
             "event 2, FREE of 0x200: no block",
         ),
-        (made(event("alloc", -1, 5)), r"`int` >= 0 - at `\$\.device_traces\[0\]\[0\]\.addr`"),
-        (made("alloc"), r"got `str` - at `\$\.device_traces\[0\]\[0\]`"),
         (made(event("segment_alloc", 512, 5)), "the segment at 0x200 is neither freed later"),
-        (
-            made(segments=[{"device": 0}]),
-            r"missing required field `address` - at `\$\.segments\[0\]`",
-        ),
         (made(segments=[segment(512, (512, 1), total_size=2)]), "blocks of the segment at 0x200"),
         (17, "no memory snapshot of PyTorch: Expected `object`, got `int`"),
-        ({"segments": [], "device_traces": {}}, r"got `object` - at `\$\.device_traces`"),
-        (made() | {"device_traces": [3]}, r"got `int` - at `\$\.device_traces\[0\]`"),
     ],
 )
 def test_a_snapshot_that_makes_no_sense_is_named(tmp_path, snapshot, reason):

@@ -4,7 +4,6 @@ import copy
 import ctypes
 import io
 import pickle
-import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
@@ -151,12 +150,6 @@ def through_state_dict(t: Tensor) -> np.ndarray:
     return through_file(module.state_dict())["t"].numpy()
 
 
-def through_typed_storage(t: Tensor) -> list[float]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return t.storage().tolist()
-
-
 def through_set(t: Tensor) -> np.ndarray:
     """A new tensor put on the old storage."""
     other = torch.empty(0)
@@ -165,9 +158,6 @@ def through_set(t: Tensor) -> np.ndarray:
 
 
 READS: dict[str, Callable[[Tensor], Any]] = {
-    "clone": lambda t: t.clone().numpy(),
-    "cpu": lambda t: t.cpu().numpy().copy(),
-    "tolist": lambda t: t.tolist(),
     "item": lambda t: [t[i, j].item() for i in range(len(t)) for j in range(t.shape[1])],
     "float and bool": lambda t: (float(t[1, 1]), bool((t > 1).any()), int(t[0, 1])),
     "iteration": lambda t: [float(x) for row in t for x in row],
@@ -181,11 +171,8 @@ READS: dict[str, Callable[[Tensor], Any]] = {
     "copy": lambda t: copy.copy(t).clone().numpy(),
     "storage bytes": lambda t: bytes(t.untyped_storage()),
     "storage index": lambda t: [t.untyped_storage()[i] for i in range(16)],
-    "storage clone": lambda t: t.untyped_storage().clone().tolist(),
-    "typed storage": through_typed_storage,
     "deepcopy of storage": lambda t: copy.deepcopy(t.untyped_storage()).tolist(),
     "set_": through_set,
-    "torch.equal": lambda t: torch.equal(t, t.clone()),
     "torch.tensor": lambda t: torch.tensor(t.tolist()).numpy(),
     "out of place op": lambda t: (t + t.t().t()).numpy(),
 }
