@@ -118,14 +118,6 @@ def test_pools_have_places_of_their_own_and_leave_them():
     """)
 
 
-def test_the_simulators_heap_needs_few_addresses():
-    run_limited("""
-        leave(128 * MIB)
-        with NativePool("simulated", budget=1 << 40) as pool:
-            assert pool.allocate(1 << 39)
-    """)
-
-
 @pytest.fixture(scope="module")
 def granted(tmp_path_factory):
     """The memory that a process is granted by the files below a root."""

@@ -299,12 +299,6 @@ def test_our_heap_places_as_it_is_told():
     assert rounded == [33 * MIB, 36 * MIB]
 
 
-def test_every_model_gets_through_an_empty_trace():
-    for model in MODELS:
-        result = run_model(Trace(), model, 0 if model == "exact" else None)
-        assert (result.completed, result.events, len(result.series.event)) == (True, 0, 0)
-
-
 @pytest.mark.parametrize(
     ("old", "new"), [("ours", "dtr"), ("ours-first-fit", "dtr-first-fit"), ("power_of_two", "pow2")]
 )

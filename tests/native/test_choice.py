@@ -281,13 +281,6 @@ class TestPresets:
         for tensor in tensors[:-1]:
             toy.unpin(tensor)
 
-    @pytest.mark.parametrize("heuristic", [*PRESETS])
-    def test_every_preset_trains_a_random_program_right(self, make_toy, heuristic):
-        toy = make_toy(pages=40, heuristic=heuristic, history=HISTORY)
-        program = Program(toy, heuristic, check_every=5).run(400)
-        assert toy.stats().evictions > 50
-        program.end()
-
 
 class TestCounters:
     def test_only_needed_metadata_is_maintained(self, make_toy):

@@ -13,7 +13,6 @@ import weakref
 import pytest
 from commands import python
 from cupy_stand_in import Situation, Stream, stand_in
-from native_fixtures import on_threads
 from native_pool import IN_USE, MIB, NativePool, ffi, lib
 from toy import Toy
 
@@ -230,13 +229,6 @@ def test_an_allocation_that_does_not_fit_evicts_what_can_be_computed_again(cupy)
     for tensor in [*results, start]:
         tensor.release()
     toy.close()
-
-
-def test_another_thread_may_let_go(cupy):
-    ours.enable("8MiB")
-    held = [cupy.cuda.alloc(100)]
-    on_threads(held.clear)
-    assert in_use() == {}
 
 
 def test_cupy_gets_its_allocator_back_and_what_it_has_stays(cupy):

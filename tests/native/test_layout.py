@@ -124,12 +124,6 @@ def test_above_the_obstacles_there_is_room_for_the_sum_of_all_sizes(layouts, lif
     assert missing == 0
 
 
-@given(lifetimes=LIFETIMES, obstacles=obstacles_apart(), limit=st.integers(0, 120))
-def test_it_is_the_same_each_time(layouts, lifetimes, obstacles, limit):
-    first = layouts.lay_out(lifetimes, obstacles, limit)
-    assert layouts.lay_out(lifetimes, obstacles, limit) == first
-
-
 @given(
     busy=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10)), max_size=8),
     size=st.integers(1, 12),

@@ -403,17 +403,6 @@ class TestEmptyingChunks:
         assert all_right(toy, *large)
 
 
-class TestPrices:
-    def test_copies_are_measured(self, make_chunked_toy):
-        toy = make_chunked_toy(64, moving=1)
-        kept = every_other(toy, 16, words=4 * CHUNKS // WORD)
-        toy.unseen(12 * CHUNKS // WORD)
-        stats = toy.stats()
-        assert stats.moved_bytes == 4 * CHUNKS
-        assert stats.move_ns > 0
-        assert all_right(toy, *kept)
-
-
 def test_other_threads_find_their_contents(make_toy):
     """One moves whatever it can while others compute, drop and read."""
     toy = make_toy(pages=128)

@@ -2,14 +2,11 @@
 
 import re
 import threading
-from functools import partial
 
 import pytest
 from native_fixtures import UNKNOWN, on_threads
 from native_pool import DriverFailed, NativePool, OutOfMemory, WrongState, check, ffi, lib
 from toy import (
-    DEALLOCS,
-    MUTATE,
     PAGE,
     WORDS,
     Toy,
@@ -70,33 +67,6 @@ class TestFailure:
         core.op_abort(frame, 1)
         assert core.remat_commit(frame, 0, 0) == -lib.DTR_STATE
         assert core.remat_next(frame) == 0
-
-
-class TestThreads:
-    @pytest.mark.parametrize("dealloc", DEALLOCS)
-    def test_frames_of_several_threads_work_in_parallel(self, make_toy, dealloc):
-        toy = make_toy(pages=40, dealloc=dealloc)
-        shared = toy.unseen(WORDS)
-
-        def work(thread):
-            for step in range(40):
-                layers = [toy.one("embed", shared, parameter=(thread, step))]
-                for _ in range(12):
-                    layers.append(toy.one("layer", layers[-1], shared))
-                toy.run("add_", (layers[5], MUTATE), layers[4])
-                for layer in reversed(layers):
-                    check_content(layer)
-                release(*layers)
-
-        def check_content(tensor):
-            # Another thread may evict it between the two calls, so it is held by an operator.
-            held = []
-            toy.run("look", tensor, fails=lambda operator: held.append(tensor.is_right()))
-            assert held == [True]
-
-        on_threads(*[partial(work, i) for i in range(4)])
-        assert toy.stats().evictions > 0
-        assert toy.stats().rematerializations > 0
 
 
 def test_frames_go_on_when_the_threads_that_used_them_have_ended(toy):

@@ -1,7 +1,6 @@
 """Simulation of op logs on the engine that trains. They need the native build, no PyTorch."""
 
 import itertools
-import resource
 from array import array
 from pathlib import Path
 
@@ -191,28 +190,6 @@ def test_the_outputs_are_made_resident_only_if_they_are_wanted():
     assert run_log(log.program, "lru", 2000).status == "oom"
 
 
-def test_a_chain_of_thousands_is_rebuilt_without_recursion():
-    """Only the end of a chain is wanted, after all of it was evicted."""
-    log = Log()
-    length = 20_000
-    log.program.names.extend(f"x{i}" for i in range(length + 3))
-    code = log.program.code
-    code.extend((oplog.CONSTANT, 0, 1000))
-    for i in range(1, length + 1):
-        code.extend((oplog.CALL, 5, 1, i - 1, 1, i, 1000, -1))
-        log._operator(())
-    for i in range(1, length):
-        code.extend((oplog.RELEASE, i))
-    code.extend((oplog.CALL, 1, 1, 0, 1, length + 1, 2000, -1))
-    log._operator(())
-    code.extend((oplog.RELEASE, length + 1))
-    code.extend((oplog.CALL, 1, 1, length, 1, length + 2, 1000, -1))
-    log._operator(())
-    run = run_log(log.program, "lru", 3000, dealloc="eager", outputs=False)
-    assert (run.status, run.remat_ops, run.chain_depth) == ("ok", length, length)
-    Model(log.program).follow(run.decisions)
-
-
 def test_a_run_that_recomputes_more_than_its_limit_thrashes():
     log = with_x(10)
     log.call("x", {"y": 1000}, time=100)
@@ -277,18 +254,6 @@ def test_bytes_and_heap_agree_where_nothing_is_lost_to_pages():
         assert runs[0].decisions == runs[1].decisions
 
 
-def test_many_simulations_leave_nothing_behind(programs):
-    program = programs["lstm_unroll"]
-    budget = int(0.5 * simulate.baseline(program, "runtime").peak_bytes)
-    for i in range(60):
-        for space in simulate.SPACES:
-            run_log(program, budget=budget, space=space, max_recompute=10_000_000)
-        if i == 10:
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert after - before < 8 * 1024  # KiB
-
-
 @pytest.mark.parametrize(
     ("semantics", "code", "message"),
     [
@@ -344,11 +309,6 @@ def test_wrong_options_are_named():
         run_log(log.program, newest_staleness=True)
     with pytest.raises(ValueError, match="unknown heuristic 'DTR'; allowed: dtr-full"):
         run_log(log.program, "DTR")
-
-
-def test_an_empty_program_is_a_run():
-    run = run_log(Log().program)
-    assert (run.status, run.clock, run.decisions) == ("ok", 1, "")
 
 
 @pytest.mark.parametrize("space", simulate.SPACES)

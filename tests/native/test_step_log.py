@@ -103,22 +103,6 @@ def test_a_step_ends_where_the_least_is_in_use(hear, rest):
     assert hear(job) == (STEP, end, 4, 4 * STEP, STEP)
 
 
-def test_layers_that_repeat_are_no_step(hear):
-    job = Job()
-    made = [job.constant()]
-    for _ in range(8):
-        for layer in range(3):
-            made.append(job.call(layer, made[-1]))
-    assert hear(job).period == 0
-
-
-def test_on_the_way_back_they_are_none_either_if_the_log_begins_with_what_is_live(hear):
-    job = Job()
-    made = [job.constant() for _ in range(40)]
-    job.back(made)
-    assert hear(job).period == 0
-
-
 def test_at_most_four_steps_are_played(hear):
     job = Job()
     weight = job.constant()

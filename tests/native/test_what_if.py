@@ -41,19 +41,6 @@ def test_a_repeated_log_does_as_much_each_time_and_holds_no_more(path):
     assert many.peak_bytes == one.peak_bytes
 
 
-def test_names_of_a_repeated_log_let_go_of_what_they_stood_for():
-    log = Log()
-    log.constant("parameter", 1000)
-    log.constant("batch", 10)
-    log.call("parameter batch", {"y": 100})
-    log.release("batch")
-    program = repeated(log.program, 3)
-    run = simulate.run_log(program, semantics="runtime", outputs=False)
-    assert run.model_ops == 3
-    assert run.peak_bytes == 1110
-    assert run.end_bytes == 1000
-
-
 def test_what_has_a_name_at_the_end_of_a_repeated_log_is_there_once_and_the_rest_loaded():
     log = Log()
     log.constant("loaded", 1000)

@@ -9,7 +9,7 @@ from made_up_trace import a_life, live_at_end, memory_at_end, without_segments
 
 from dtr_alloc.fragment import formats, torch_export, torch_snapshot
 from dtr_alloc.traces import trace_file
-from dtr_alloc.traces.trace import Kind, Trace
+from dtr_alloc.traces.trace import Kind
 
 HISTORIES = sorted((Path(__file__).parents[1] / "data/caching").glob("*.trace"))
 
@@ -139,8 +139,3 @@ def test_a_snapshot_is_made_of_plain_values_and_says_what_was_evicted_moved_and_
     assert any(text.startswith("move to 0x4000") for text in said)
     evicted = next(event for event in events if event.get("user_metadata") == "evict")
     assert [frame["name"] for frame in evicted["frames"]] == ["evict", "aten::mm"]
-
-
-def test_an_empty_trace_is_an_empty_snapshot(tmp_path):
-    formats.write(Trace(), tmp_path / "s.pickle", "torch")
-    assert len(formats.read(tmp_path / "s.pickle")) == 0

@@ -88,12 +88,6 @@ def raises_at(number, error):
     return run
 
 
-def test_threads_give_the_rows_of_this_process_in_the_same_order(programs):
-    with ThreadPoolExecutor(3) as threads:
-        spread = list(simulate.Study(PLAN, programs, Workers(threads)))
-    assert without_time(spread) == without_time(list(simulate.Study(PLAN, programs)))
-
-
 def test_a_run_that_fails_is_named_after_all_others_have_their_rows(programs):
     every = list(simulate.Study(PLAN, programs))
     faulty = Workers(Faulty(at=len(programs) + 4))
@@ -127,13 +121,6 @@ def test_the_command_writes_all_other_rows_and_names_the_run(tmp_path, monkeypat
     (line,) = [line for line in done.output.splitlines() if type(error).__name__ in line]
     assert line.strip() == f"{LOGS[0]}, random, eager, seed 0, budget 0.4: {line.split(': ', 1)[1]}"
     assert "dtr-full, eager" in done.output
-
-
-def test_only_so_many_failures_are_shown():
-    failures = {f"run {number}": OSError("gone") for number in range(25)}
-    lines = str(RunsFailed(failures)).splitlines()
-    assert len(lines) == 1 + executors.MOST_NAMED + 1
-    assert lines[-1].strip() == "and 5 more"
 
 
 def held(shared, number):

@@ -20,14 +20,6 @@ WHITE = (1.0, 1.0, 1.0)
 
 
 class TestCoverage:
-    def test_a_pixel_has_the_part_of_it_that_a_box_covers(self):
-        found = coverage([[0.5, 2.25, 1, 2]], [[1]], (3, 4))[:, :, 0]
-        assert np.allclose(found, [[0, 0, 0, 0], [0.5, 1, 0.25, 0], [0, 0, 0, 0]])
-
-    def test_a_box_within_a_pixel_covers_its_area_and_what_is_outside_is_cut_off(self):
-        found = coverage([[1.25, 1.5, 0.2, 0.7], [-5, 0.5, -5, 9]], [[1], [1]], (2, 2))[:, :, 0]
-        assert np.allclose(found, [[0.5, 0.125], [0.5, 0]])
-
     def test_random_boxes_cover_what_each_covers_alone(self):
         choose = random.Random(5)
         boxes, values, expected = [], [], np.zeros((6, 9, 2))
