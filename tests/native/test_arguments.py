@@ -104,15 +104,6 @@ class TestSimulations:
         with pytest.raises(Invalid, match=message):
             check(run_on_engine(f"common.{field}", value))
 
-    def test_an_option_of_simrd_that_is_not_allowed_is_named(self):
-        with pytest.raises(ValueError, match=r"newest_staleness is .*; allowed: 0 to 1"):
-            run_on_simrd("newest_staleness", 2)
-
-    @pytest.mark.parametrize("field", ["space", "outputs", "measure"])
-    def test_a_choice_that_does_not_exist_is_named(self, field):
-        with pytest.raises(Invalid, match=f"{field} is 3; allowed"):
-            check(run_on_engine(field, 3))
-
     @pytest.mark.parametrize(
         ("workspace", "at", "message"),
         [
@@ -148,14 +139,6 @@ class TestSimulations:
         of_program = (two, len(two), ffi.NULL, ffi.NULL, 0)
         with pytest.raises(WrongState):
             check(lib.dtr_simulate_runtime(options, *of_program, RESULT, ffi.NULL))
-
-    @pytest.mark.parametrize("storage", [-1, 99])
-    def test_a_schedule_evicts_storages_that_exist(self, storage):
-        given = (0, 8192, PROGRAM, len(PROGRAM), [1, storage], 1, RESULT)
-        with pytest.raises(
-            ValueError, match=f"evicts storage {storage} after 1 executions, which is"
-        ):
-            lab.check(_lab.lib.dtr_lab_given(*given, TEXT))
 
     @pytest.mark.parametrize("seconds", [-1, math.nan])
     def test_a_search_has_no_negative_time(self, seconds):
@@ -221,25 +204,6 @@ def test_a_range_to_avoid_ends_behind_its_beginning(toy):
         check(lib.dtr_pool_try_outside(toy.pool.handle, 4096, 0, high, low, 0, out))
     with pytest.raises(Invalid, match="packed is 2; allowed: 0 to 1"):
         check(lib.dtr_pool_try_outside(toy.pool.handle, 4096, 0, low, high, 2, out))
-
-
-def test_what_lies_in_the_way_has_somewhere_to_go(toy):
-    """Nothing is allocated for a call that is refused; of no capacity the array may be NULL."""
-    at, count, out = ffi.cast("void *", 4096), ffi.new("uint64_t *"), ffi.new("void **")
-    before = toy.pool.stats().allocations
-
-    def try_at(in_the_way, capacity, count, out):
-        check(lib.dtr_pool_try_at(toy.pool.handle, 4096, 0, at, in_the_way, capacity, count, out))
-
-    with pytest.raises(Invalid, match="in_the_way is NULL"):
-        try_at(ffi.NULL, 1, count, out)
-    with pytest.raises(Invalid, match="count is NULL"):
-        try_at(ffi.new("void *[]", 1), 1, ffi.NULL, out)
-    with pytest.raises(Invalid, match="out is NULL"):
-        try_at(ffi.new("void *[]", 1), 1, count, ffi.NULL)
-    try_at(ffi.NULL, 0, count, out)
-    assert (out[0], count[0]) == (ffi.NULL, 0)
-    assert toy.pool.stats().allocations == before
 
 
 def test_what_is_switched_on_is_0_or_1(toy):
