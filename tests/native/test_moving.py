@@ -202,6 +202,7 @@ class TestRescue:
             else:
                 large = toy.unseen(3 * CHUNKS // WORD, seed=99)
                 assert toy.stats().moved_bytes == CHUNKS, "no more than needed"
+                assert toy.stats().move_ns > 0
                 toy.run("touch", (large, MUTATE))
                 largest = toy.unseen(5 * CHUNKS // WORD, seed=100)
                 assert all_right(toy, large)
