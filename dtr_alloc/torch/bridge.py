@@ -261,6 +261,7 @@ _PYTHON_API = (
     *("Py_DecRef", "PyBytes_AsStringAndSize", "PyErr_Fetch", "PyErr_Restore"),
     *("PyObject_GenericGetDict", "PyDict_SetItem", "PyType_Modified"),
     "Py_IsFinalizing" if sys.version_info >= (3, 13) else "_Py_IsFinalizing",
+    "Py_IsInitialized",
 )
 """Functions of Python for the bridge, in the order of native/bridge/capture.cpp."""
 

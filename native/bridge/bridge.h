@@ -60,6 +60,10 @@ void* allocate_workspace(c10::Device device, size_t size_bytes, uint64_t stream,
 void drop_closure(void* closure);
 std::string largest_holders();
 
+// capture.cpp: whether the interpreter has not ended yet. C++ destroys tensors after that, too.
+// Memory of others then stays allocated, because freeing NumPy's takes the GIL.
+bool has_python();
+
 // capture.cpp: has the operators of a thread that allocates come to the capture, whoever began it.
 void meet_thread();
 

@@ -770,6 +770,8 @@ void meet_thread() {
   c10::impl::tls_set_dispatch_key_included(kKey, true);
 }
 
+bool has_python() { return python.is_initialized(); }
+
 void drop_closure(void* pointer) { delete static_cast<Closure*>(pointer); }
 
 namespace {
@@ -840,6 +842,7 @@ DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_t
   take(api.set_item);
   take(api.type_modified);
   take(api.is_ending);
+  take(api.is_initialized);
   api.parameter_type = parameter_type;
   api.type_offset = type_offset;
 }

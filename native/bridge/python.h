@@ -39,6 +39,7 @@ struct PythonApi {
   int (*set_item)(void*, void*, void*) = nullptr;         // PyDict_SetItem
   void (*type_modified)(void*) = nullptr;                 // PyType_Modified
   int (*is_ending)() = nullptr;                           // Py_IsFinalizing
+  int (*is_initialized)() = nullptr;                      // Py_IsInitialized
   void* parameter_type = nullptr;                         // torch.nn.Parameter
   uint64_t type_offset = 0;                               // of ob_type in every object
 };

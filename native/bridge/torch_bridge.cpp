@@ -75,6 +75,7 @@ using dtr_bridge::allocate_block;
 using dtr_bridge::core;
 using dtr_bridge::free_block;
 using dtr_bridge::free_of_arena;
+using dtr_bridge::has_python;
 
 // Three private members are needed: the flags that make an access throw, which not
 // every version lets one clear, and the reference counts, because c10's own lock()
@@ -193,7 +194,11 @@ int32_t retain_strong_with_gil(void* handle) {
   return c10::raw::weak_intrusive_ptr::lock(storage_of(handle)) != nullptr;
 }
 
-void release_strong(void* handle) { c10::raw::intrusive_ptr::decref(storage_of(handle)); }
+void release_strong(void* handle) {
+  if (has_python() ||
+      storage_of(handle)->_mutable_data_ptr_no_checks().get_deleter() == &free_block)
+    c10::raw::intrusive_ptr::decref(storage_of(handle));
+}
 
 void* data(const void* handle) {
   const auto& pointer =

@@ -76,3 +76,31 @@ def test_operators_run_while_the_interpreter_ends(code: str) -> None:
     assert done.stderr == ""
     y, x = map(float, done.stdout.split())
     assert (round(y), x) == (11056, 2000)
+
+
+# A backward pass that fails leaves the gradients that it did not get to in a queue of the thread,
+# which goes after the interpreter. The indices that this one depends on are NumPy's memory.
+OUTLIVED = """
+import numpy
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError
+
+x = torch.ones(100, 1000, requires_grad=True)
+made_before, fails = x.exp(), Fails.apply(x)
+loss = (made_before * torch.ones(1000)[numpy.arange(1000)] + fails).sum()
+try:
+    loss.backward()
+except ValueError:
+    at_exit = int
+"""
+
+
+def test_a_gradient_may_outlive_the_interpreter() -> None:
+    assert python("-c", SETUP + OUTLIVED).stderr == ""
