@@ -32,6 +32,7 @@ def make_toy():
 
     def make(pages=64, kind=Toy, driver="host", chunk=0, **options):
         made.append(kind(NativePool(driver, budget=pages * PAGE, chunk=chunk), **options))
+        made[-1].verifies = True
         return made[-1]
 
     yield make

@@ -35,11 +35,9 @@ class TestMutation:
         y = toy.unseen(WORDS)
         left, right = toy.view(y, 0, WORDS // 2), toy.view(y, WORDS // 2, WORDS // 2)
         toy.run("copy_", (right, WRITE_ONLY), x)
-        toy.verify()
         assert not toy.evict(y)
         other = toy.one("f", right)  # which is written
         toy.run("fill_", (left, WRITE_ONLY))
-        toy.verify()
         assert toy.evict(y)
         assert other.comes_back()
         assert toy.recomputed == ["copy_", "f"]
@@ -65,7 +63,6 @@ class TestMutation:
         toy.run("copy_", (second, WRITE_ONLY), third, copies=True)
         toy.run("copy_", (third, WRITE_ONLY), first, copies=True)
         toy.run("fill_", (last, WRITE_ONLY))
-        toy.verify()
         assert not toy.evict(x)
         toy.run("copy_", (second, WRITE_ONLY), third, copies=True)
         assert toy.evict(x)
@@ -95,7 +92,6 @@ class TestKeepingWhatIsOverwritten:
         running = toy.unseen(self.SMALL)
         first = toy.one("norm", x, (running, MUTATE), keeps_old=True)
         second = toy.one("norm", x, (running, MUTATE), keeps_old=True, parameter=2)
-        toy.verify()
         for tensor in (first, second):
             assert tensor.comes_back()
             assert running.is_right()
@@ -134,4 +130,3 @@ class TestKeepingWhatIsOverwritten:
         assert toy.core.op_begin(toy.frame, 1, flags, 1) == 0
         toy.core.op_abort(toy.frame, started)
         assert toy.pool.stats().live_blocks == blocks
-        toy.verify()

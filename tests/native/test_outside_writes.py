@@ -14,7 +14,6 @@ class TestBehindTheEnginesBack:
         toy.write(x, b"12345678")
         with pytest.raises(WrongState, match="changed by something other than an operator"):
             toy.materialize(y)
-        toy.verify()
 
     def test_from_device_memory_that_others_share_nothing_is_computed_again(self, make_toy):
         """Nothing tells that they wrote. What reads it is a constant; what reads that is not."""
@@ -29,7 +28,6 @@ class TestBehindTheEnginesBack:
         assert toy.evict(later)
         toy.materialize(later)
         assert all(tensor.is_right() for tensor in (before, after, later))
-        toy.verify()
 
     def test_an_operator_that_reads_the_change_settles_what_it_can(self, toy):
         x = toy.unseen(WORDS)
@@ -39,7 +37,6 @@ class TestBehindTheEnginesBack:
         toy.write(x, b"12345678")
         x.store.expected[:] = b"12345678" * WORDS
         after = toy.one("f", x)
-        toy.verify()
         assert after.is_right()
         assert resident.is_right()
         assert after.comes_back()
@@ -62,7 +59,6 @@ class TestBehindTheEnginesBack:
         memory[0] = 1
         x.store.expected[:8] = (1).to_bytes(8, "little")
         z = toy.one("f", x)
-        toy.verify()
         assert y.is_right()
         assert not toy.evict(y)
         assert z.comes_back()
@@ -142,7 +138,6 @@ class TestBehindTheEnginesBack:
         both = toy.one("g", batches[0], batches[1])
         assert all(toy.evict(result) for result in (*results, both))
         toy.run("add_", (batches[1], use), parameter=1)
-        toy.verify()
         assert [result.evicted for result in (*results, both)] == [True, False, True, False]
         assert not toy.evict(results[1])
         assert not toy.evict(both)

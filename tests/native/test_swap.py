@@ -81,7 +81,6 @@ class TestConstants:
         toy.one("f", source)
         toy.evict(source)
         toy.configure(swap_bytes=0)
-        toy.verify()
         toy.materialize_all()
         assert toy.resident(source)
         assert not toy.evict(source)
@@ -107,7 +106,6 @@ class TestCap:
         ):
             toy.unseen(3 * WORDS)
         toy.materialize_all()
-        toy.verify()
         more = toy.unseen(2 * WORDS)
         assert toy.stats().host_bytes == PAGE
         more.release()
@@ -168,7 +166,6 @@ class TestRefusedHostMemory:
         source = toy.unseen(WORDS)
         toy.pin(source)
         results = [toy.one("dear", source, words=WORDS, parameter=i) for i in range(8)]
-        toy.verify()
         assert toy.stats().swaps == toy.stats().host_bytes == 0
         assert toy.stats().evictions >= 4
         assert all_right(toy, *results)
@@ -179,7 +176,6 @@ class TestRefusedHostMemory:
         sources = [constant(toy, seed=i) for i in range(2)]
         with pytest.raises(DriverFailed, match="cannot go to host memory"):
             toy.one("f", sources[0], words=2 * WORDS)
-        toy.verify()
         assert all_right(toy, *sources)
 
 

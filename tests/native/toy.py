@@ -193,6 +193,9 @@ class Toy:
         price: what an operator costs; by default its size says.
     """
 
+    verifies = False
+    """Whether the rules are checked before whatever a test asks for or does by hand."""
+
     def __init__(
         self,
         pool: NativePool,
@@ -460,11 +463,13 @@ class Toy:
                 self._rematerialize(frame)
 
     def materialize(self, tensor: Tensor) -> None:
+        self._look()
         with self._recompute_lock:
             if answer(self.core.remat_want(self.frame, tensor.handle)):
                 self._rematerialize(self.frame)
 
     def materialize_all(self) -> None:
+        self._look()
         with self._recompute_lock:
             try:
                 while answer(self.core.remat_want_any(self.frame)):
@@ -551,6 +556,7 @@ class Toy:
             check(lib.dtr_end_capture(owner))
 
     def evict(self, tensor: Tensor) -> bool:
+        self._look()
         return lib.dtr_evict(self.engine, tensor.handle) == 1
 
     def move(self, tensor: Tensor, begin: int = 0, end: int = 0) -> bool:
@@ -587,6 +593,7 @@ class Toy:
     # ---- checks ----
 
     def stats(self) -> Any:
+        self._look()
         stats = ffi.new("dtr_engine_stats *")
         lib.dtr_engine_get_stats(self.engine, stats, ffi.NULL, 0)
         return stats
@@ -594,6 +601,10 @@ class Toy:
     def verify(self) -> None:
         check(lib.dtr_engine_check_invariants(self.engine))
         self.pool.verify()
+
+    def _look(self) -> None:
+        if self.verifies:
+            self.verify()
 
     @contextmanager
     def no_failed_call(self):
@@ -612,11 +623,13 @@ class Toy:
         return [Evicted(*(getattr(of, name) for name in Evicted._fields)) for of in found[0:count]]
 
     def reset(self, lost: Sequence[int] = ()) -> None:
+        self._look()
         check(lib.dtr_engine_reset(self.engine, list(lost), len(lost)))
 
     def finish(self) -> None:
         """Releases every tensor: the rules hold, and no record, closure or block is left; destroys
         all."""
+        self._look()
         release(*self.held.values())
         self.verify()
         stats = self.stats()
