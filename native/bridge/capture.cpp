@@ -29,6 +29,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <unordered_map>
 
@@ -119,19 +120,16 @@ bool keep_foreign(const Rule& rule, const c10::IValue* arguments, Closure* closu
   const Unseen unseen;
   bool kept = true;
   size_t index = 0;
-  for (const TensorArgument& of : rule.tensors)
-    for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
-      const auto keep = [&](const at::Tensor& part) {
-        if (part.device().type() != settings.device) {
-          if (part.is_meta() || part.layout() != c10::kStrided || part.nbytes() > kMostKeptBytes)
-            kept = false;
-          else if (kept)
-            closure->keep_by_value(index, part.detach().clone());
-        }
-        ++index;
-      };
-      if (!for_components(tensor, keep)) keep(tensor);
+  for_tensors(rule, arguments, [&](const at::Tensor& tensor) {
+    for_parts(tensor, [&](const at::Tensor& part) {
+      const size_t at = index++;
+      if (part.device().type() == settings.device) return;
+      if (part.is_meta() || part.layout() != c10::kStrided || part.nbytes() > kMostKeptBytes)
+        kept = false;
+      else if (kept)
+        closure->keep_by_value(at, part.detach().clone());
     });
+  });
   return kept;
 }
 
@@ -164,8 +162,7 @@ void run_view(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::S
   Places::instance().tell(thread.position);
   const size_t base = stack->size() - rule.arguments;
   std::vector<at::Tensor> given;
-  for (size_t i = base; i < stack->size(); ++i)
-    for_tensors((*stack)[i], [&](const at::Tensor& tensor) { given.push_back(tensor); });
+  for_tensors(*stack, base, [&](const at::Tensor& tensor) { given.push_back(tensor); });
   const auto begin = std::chrono::steady_clock::now();
   run_kernel(rule.op, keys, stack);
   const std::chrono::nanoseconds took = std::chrono::steady_clock::now() - begin;
@@ -191,17 +188,15 @@ void keep_for_good(const at::Tensor& tensor) {
 
 // The memory of what an operator is given or gives stays where it is, for good: its work may use it
 // by itself after the operator ended.
-void give_away(const c10::IValue* values, size_t count) {
+void give_away(const c10::Stack& stack, size_t base) {
   Pinned pinned;
-  for (size_t i = 0; i < count; ++i)
-    for_tensors(values[i], [&](const at::Tensor& tensor) {
-      const auto give = [&](const at::Tensor& part) {
-        if (part.device().type() != settings.device || !lies_in_storage(part)) return;
-        keep_resident(pinned, part);
-        keep_for_good(part);
-      };
-      if (!for_components(tensor, give)) give(tensor);
+  for_tensors(stack, base, [&](const at::Tensor& tensor) {
+    for_parts(tensor, [&](const at::Tensor& part) {
+      if (part.device().type() != settings.device || !lies_in_storage(part)) return;
+      keep_resident(pinned, part);
+      keep_for_good(part);
     });
+  });
 }
 
 // The op that runs for the first time uses a tensor: what the core knows is there until it has ended,
@@ -252,19 +247,16 @@ bool is_held_besides(const at::Tensor& tensor, size_t ours) {
 bool keeps_some(const c10::Stack& stack, size_t base) {
   std::unordered_map<const c10::TensorImpl*, size_t> given;
   std::unordered_map<const c10::StorageImpl*, size_t> storages;
-  for (size_t i = base; i < stack.size(); ++i)
-    for_tensors(stack[i], [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || !lies_in_storage(tensor)) return;
-      if (++given[tensor.unsafeGetTensorImpl()] == 1)
-        ++storages[tensor.storage().unsafeGetStorageImpl()];
-    });
+  for_tensors(stack, base, [&](const at::Tensor& tensor) {
+    if (lies_in_storage(tensor) && ++given[tensor.unsafeGetTensorImpl()] == 1)
+      ++storages[tensor.storage().unsafeGetStorageImpl()];
+  });
   bool keeps = false;
-  for (size_t i = base; i < stack.size(); ++i)
-    for_tensors(stack[i], [&](const at::Tensor& tensor) {
-      if (!tensor.defined() || !lies_in_storage(tensor)) return;
-      keeps |= is_held_besides(tensor, given[tensor.unsafeGetTensorImpl()]) ||
-               tensor.storage().use_count() > storages[tensor.storage().unsafeGetStorageImpl()];
-    });
+  for_tensors(stack, base, [&](const at::Tensor& tensor) {
+    if (!lies_in_storage(tensor)) return;
+    keeps |= is_held_besides(tensor, given[tensor.unsafeGetTensorImpl()]) ||
+             tensor.storage().use_count() > storages[tensor.storage().unsafeGetStorageImpl()];
+  });
   return keeps;
 }
 
@@ -286,7 +278,7 @@ bool passes(const Rule& rule, uint64_t signature, Trial& trial, const Tape& tape
 void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Stack* stack) {
   const size_t base = stack->size() - rule.arguments;
   const c10::IValue* arguments = stack->data() + base;
-  if (C10_UNLIKELY(rule.lasts)) give_away(arguments, rule.arguments);
+  if (C10_UNLIKELY(rule.lasts)) give_away(*stack, base);
   Overwritten overwritten;
   const uint32_t tensors = put_arguments(thread, rule, arguments, &overwritten);
   const bool recomputable = rule.recomputable && !(rule.trials && rule.trials->has_failed());
@@ -320,9 +312,8 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
   }
   if (C10_UNLIKELY(rule.of_others)) {
     bool again = false;
-    for (size_t i = base; i < stack->size(); ++i)
-      for_tensors((*stack)[i],
-                  [&](const at::Tensor& tensor) { again |= gives_again(thread, tensor); });
+    for_tensors(*stack, base,
+                [&](const at::Tensor& tensor) { again |= gives_again(thread, tensor); });
     if (again || !tape.repeats()) {
       op.is_constant();
       say_not_repeated(rule, tape.repeats() ? "gives what was there before"
@@ -331,7 +322,7 @@ void record(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10::Sta
       op.is_constant();
     }
   }
-  if (C10_UNLIKELY(rule.lasts)) give_away(stack->data() + base, stack->size() - base);
+  if (C10_UNLIKELY(rule.lasts)) give_away(*stack, base);
   op.end(put_results(thread, *stack, base));
 }
 
@@ -429,31 +420,24 @@ void run_inside(Thread& thread, const Rule& rule, c10::DispatchKeySet keys, c10:
   else
     run_drawing(thread, rule, *stack, tape, [&] { run_kernel(rule.op, keys, stack); });
   if (thread.beside && tape.again())
-    for (size_t i = base; i < stack->size(); ++i)
-      for_tensors((*stack)[i], [&](const at::Tensor& tensor) { thread.beside->made(tensor); });
+    for_tensors(*stack, base, [&](const at::Tensor& tensor) { thread.beside->made(tensor); });
 }
 
-// Whether all that an operator reads is too small to be evicted.
-bool reads_tiny(const Rule& rule, const c10::Stack& stack) {
-  const auto is_tiny = [](const at::Tensor& tensor) {
-    if (!lies_in_storage(tensor)) return false;
-    c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
-    return storage->nbytes() <= settings.tiny_bytes.load(std::memory_order_relaxed) &&
-           storage->_mutable_data_ptr_no_checks().get_deleter() == &free_block;
-  };
+// Too small to be evicted.
+bool is_tiny(const at::Tensor& tensor) {
+  if (!lies_in_storage(tensor)) return false;
+  c10::StorageImpl* storage = tensor.storage().unsafeGetStorageImpl();
+  return storage->nbytes() <= settings.tiny_bytes.load(std::memory_order_relaxed) &&
+         storage->_mutable_data_ptr_no_checks().get_deleter() == &free_block;
+}
+
+// Whether an operator is given tensors on the stack that all are so.
+template <typename IsSo>
+bool is_given_only(const Rule& rule, const c10::Stack& stack, IsSo&& is_so) {
   bool all = true;
-  for (const TensorArgument& of : rule.tensors)
-    for_tensors(stack[stack.size() - rule.arguments + of.position],
-                [&](const at::Tensor& tensor) { all = all && is_tiny(tensor); });
+  for_tensors(rule, stack.data() + stack.size() - rule.arguments,
+              [&](const at::Tensor& tensor) { all = all && is_so(tensor); });
   return all;
-}
-
-bool is_given_sparse(const Rule& rule, const c10::Stack& stack) {
-  bool any = false;
-  for (const TensorArgument& of : rule.tensors)
-    for_tensors(stack[stack.size() - rule.arguments + of.position],
-                [&](const at::Tensor& tensor) { any = any || is_sparse(tensor); });
-  return any;
 }
 
 void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack* stack) {
@@ -475,7 +459,7 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
     op.redispatchBoxed(keys, stack);
     return;
   }
-  if (C10_UNLIKELY(rule.passes && is_given_sparse(rule, *stack))) {
+  if (C10_UNLIKELY(rule.passes && !is_given_only(rule, *stack, std::not_fn(is_sparse)))) {
     // The kernel may be no view of what it is made of, but computes that by operators, which come by.
     op.redispatchBoxed(keys, stack);
     return;
@@ -489,7 +473,7 @@ void capture(const c10::OperatorHandle& op, c10::DispatchKeySet keys, c10::Stack
       run_kernel(op, keys, stack);
     return;
   }
-  if (rule.looks && !writes_op_log && reads_tiny(rule, *stack)) {
+  if (rule.looks && !writes_op_log && is_given_only(rule, *stack, is_tiny)) {
     run_kernel(op, keys, stack);
     return;
   }
@@ -578,6 +562,11 @@ void register_kernel(c10::OperatorName op, c10::DispatchKey key, c10::KernelFunc
                      Registered* registered) {
   registered->push_back(c10::Dispatcher::singleton().registerImpl(
       std::move(op), key, std::move(kernel), std::nullopt, nullptr, "dtr_alloc"));
+}
+
+template <auto* function>
+c10::KernelFunction boxed() {
+  return c10::KernelFunction::makeFromBoxedFunction<function>();
 }
 
 // ---- operators that Python calls (dtr_alloc/torch/recorder.py) ----
@@ -687,32 +676,24 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
 }
 
 void register_operators() {
-  static auto* registered = new std::vector<c10::RegistrationHandleRAII>();
+  static auto* registered = new Registered();
   if (!registered->empty()) return;
-  const auto add = [&](const char* schema, c10::KernelFunction kernel) {
-    c10::FunctionSchema parsed = torch::jit::parseSchema(schema);
+  const std::pair<const char*, c10::KernelFunction> operators[] = {
+      {"materialize(int handle) -> ()", boxed<&materialize>()},
+      {"materialize_all() -> ()", boxed<&materialize_all>()},
+      {"run_trial(int trial) -> ()", boxed<&run_trial>()},
+      {"settle(int entry) -> ()", boxed<&settle>()},
+      {"settle_all(int[] tensors) -> ()", boxed<&settle_all>()},
+      {"keep_inside(int tensor) -> bool", boxed<&keep_inside>()},
+      {"lend(Generator generator) -> ()", boxed<&lend>()},
+      {"run(int call, int first, int[] entries, int key, bool judged, bool constant) -> ()",
+       boxed<&run>()}};
+  for (const auto& [schema, kernel] : operators) {
+    c10::FunctionSchema parsed = torch::jit::parseSchema(std::string("dtr_alloc::") + schema);
     const c10::OperatorName name = parsed.operator_name();
-    c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-    registered->push_back(dispatcher.registerDef(std::move(parsed), "dtr_alloc"));
-    registered->push_back(dispatcher.registerImpl(name, c10::DispatchKey::CompositeImplicitAutograd,
-                                                  std::move(kernel), std::nullopt, nullptr,
-                                                  "dtr_alloc"));
-  };
-  using c10::KernelFunction;
-  add("dtr_alloc::materialize(int handle) -> ()",
-      KernelFunction::makeFromBoxedFunction<&materialize>());
-  add("dtr_alloc::materialize_all() -> ()",
-      KernelFunction::makeFromBoxedFunction<&materialize_all>());
-  add("dtr_alloc::run_trial(int trial) -> ()", KernelFunction::makeFromBoxedFunction<&run_trial>());
-  add("dtr_alloc::settle(int entry) -> ()", KernelFunction::makeFromBoxedFunction<&settle>());
-  add("dtr_alloc::settle_all(int[] tensors) -> ()",
-      KernelFunction::makeFromBoxedFunction<&settle_all>());
-  add("dtr_alloc::keep_inside(int tensor) -> bool",
-      KernelFunction::makeFromBoxedFunction<&keep_inside>());
-  add("dtr_alloc::lend(Generator generator) -> ()", KernelFunction::makeFromBoxedFunction<&lend>());
-  add("dtr_alloc::run(int call, int first, int[] entries, int key, bool judged, bool constant) -> "
-      "()",
-      KernelFunction::makeFromBoxedFunction<&run>());
+    registered->push_back(c10::Dispatcher::singleton().registerDef(std::move(parsed), "dtr_alloc"));
+    register_kernel(name, c10::DispatchKey::CompositeImplicitAutograd, kernel, registered);
+  }
 }
 
 // ---- closures that are needed no more ----
@@ -879,20 +860,18 @@ DTR_EXPORT void dtr_bridge_exchange(void* function, void** definition_self_vecto
 // Registers the capture for devices of a type (c10::DeviceType). by_mode: at the second key, for a
 // dispatch mode. 1, or 0 if the key is taken. The second time it does nothing.
 DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_mode) {
-  static auto* fallbacks = new std::map<bool, c10::RegistrationHandleRAII>();
+  auto& fallbacks = dtr_bridge::only<std::map<bool, c10::RegistrationHandleRAII>>();
   settings.device = static_cast<c10::DeviceType>(device_type);
   dtr_bridge::register_operators();
-  if (!fallbacks->count(by_mode)) {
+  if (!fallbacks.count(by_mode)) {
     c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
     const c10::DispatchKey key = by_mode ? dtr_bridge::kSecondKey : dtr_bridge::kKey;
     if (dispatcher.hasBackendFallbackForDispatchKey(key)) return 0;
-    fallbacks->emplace(
-        by_mode,
-        dispatcher.registerFallback(
-            key,
-            by_mode ? c10::KernelFunction::makeFromBoxedFunction<&dtr_bridge::second_fallback>()
-                    : c10::KernelFunction::makeFromBoxedFunction<&dtr_bridge::fallback>(),
-            "dtr_alloc"));
+    fallbacks.emplace(by_mode, dispatcher.registerFallback(
+                                   key,
+                                   by_mode ? dtr_bridge::boxed<&dtr_bridge::second_fallback>()
+                                           : dtr_bridge::boxed<&dtr_bridge::fallback>(),
+                                   "dtr_alloc"));
   }
   settings.by_mode = by_mode != 0;
   return 1;
@@ -915,15 +894,14 @@ DTR_EXPORT void dtr_bridge_let_pass(const char* const* names, const char* const*
 DTR_EXPORT void dtr_bridge_watch_composites(const char* const* names, const char* const* overloads,
                                             uint64_t count, int32_t kind) {
   static auto* registered = new dtr_bridge::Registered();
-  using c10::KernelFunction;
   const auto kernel = [&] {
     switch (static_cast<dtr_bridge::Composite>(kind)) {
       case dtr_bridge::Composite::pinned:
-        return KernelFunction::makeFromBoxedFunction<&dtr_bridge::run_pinned>();
+        return dtr_bridge::boxed<&dtr_bridge::run_pinned>();
       case dtr_bridge::Composite::whole:
-        return KernelFunction::makeFromBoxedFunction<&dtr_bridge::run_whole<false>>();
+        return dtr_bridge::boxed<&dtr_bridge::run_whole<false>>();
       case dtr_bridge::Composite::whole_without_gradient:
-        return KernelFunction::makeFromBoxedFunction<&dtr_bridge::run_whole<true>>();
+        return dtr_bridge::boxed<&dtr_bridge::run_whole<true>>();
     }
     dtr_bridge::fail(DTR_INVALID, "kind is none of Composite");
   };

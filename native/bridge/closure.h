@@ -32,6 +32,16 @@ void for_tensors(const c10::IValue& argument, Visit&& visit) {
   }
 }
 
+// Of an operator's arguments, or of the values on a stack from base on.
+template <typename Visit>
+void for_tensors(const Rule& rule, const c10::IValue* arguments, Visit&& visit) {
+  for (const TensorArgument& of : rule.tensors) for_tensors(arguments[of.position], visit);
+}
+template <typename Visit>
+void for_tensors(const c10::Stack& stack, size_t base, Visit&& visit) {
+  for (size_t i = base; i < stack.size(); ++i) for_tensors(stack[i], visit);
+}
+
 // Whether what a tensor holds lies in its storage.
 inline bool lies_in_storage(const at::Tensor& tensor) {
   return tensor.layout() == c10::kStrided && tensor.has_storage() &&
@@ -41,11 +51,9 @@ inline bool lies_in_storage(const at::Tensor& tensor) {
 // Nothing needs a call of Python's any more (dtr_bridge_dropped_calls).
 void drop_call(int64_t call);
 
-class Closure {
+class Closure : NotCopied {
  public:
   Closure() = default;
-  Closure(const Closure&) = delete;
-  Closure& operator=(const Closure&) = delete;
   ~Closure() { clear(); }
 
   void clear() {
@@ -110,11 +118,10 @@ class Closure {
         if (!kept.isNone()) kept = one(kept);
       } else if (of.list == ListOf::tensors) {
         c10::List<at::Tensor> list;
-        if (kept.isInt()) {
+        if (kept.isInt())
           for (int64_t i = kept.toInt(); i > 0; --i) list.push_back(*next++);
-        } else {
+        else
           for (const c10::IValue& part : kept.toListRef()) list.push_back(one(part));
-        }
         kept = std::move(list);
       } else if (kept.isList()) {
         c10::List<std::optional<at::Tensor>> list;

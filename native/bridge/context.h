@@ -101,7 +101,7 @@ class ContextState {
 
   // Puts settings back while it exists, where they differ. While the process's are put, operators
   // that begin on other threads wait; one that runs there already may see them.
-  class Restored {
+  class Restored : NotCopied {
    public:
     explicit Restored(const ContextState* state) : before_(now()), put_(state) {
       if (before_ == put_) return;
@@ -113,8 +113,6 @@ class ContextState {
       }
       put_->put_over(*before_);
     }
-    Restored(const Restored&) = delete;
-    Restored& operator=(const Restored&) = delete;
     ~Restored() {
       if (before_ == put_) return;
       before_->put_over(*put_);
@@ -130,20 +128,14 @@ class ContextState {
  private:
   // Whether an operator that runs again has put the process's settings as it needs them.
   struct Lending {
-    static Lending& instance() {
-      static auto* lending = new Lending();
-      return *lending;
-    }
+    static Lending& instance() { return only<Lending>(); }
     std::recursive_mutex mutex;
     std::atomic<bool> to_repeat{false};
   };
 
   // Where at::Context has its members.
   struct Layout {
-    static const Layout& instance() {
-      static const auto* layout = new Layout();
-      return *layout;
-    }
+    static const Layout& instance() { return only<Layout>(); }
     Layout() {
       at::Context& context = at::globalContext();
       auto& entries = precisions_of(context);
@@ -177,14 +169,13 @@ class ContextState {
   }
 
   static const ContextState* find() {
-    static auto* mutex = new std::mutex();
-    static auto* known = new std::deque<ContextState>();
-    const std::lock_guard<std::mutex> lock(*mutex);
+    const std::lock_guard<std::mutex> lock(only<std::mutex, ContextState>());
+    auto& known = only<std::deque<ContextState>>();
     const ContextState now;
-    for (const ContextState& state : *known)
+    for (const ContextState& state : known)
       if (state.is_same_process(now) && state.is_same_thread(now)) return &state;
-    known->push_back(now);
-    return &known->back();
+    known.push_back(now);
+    return &known.back();
   }
 
   bool is_same_process(const ContextState& other) const {

@@ -107,7 +107,7 @@ inline bool same_state(const Drawn& a, const Drawn& b) {
 }
 
 // Generators that are lent to an operator while this exists (D7).
-class Lending {
+class Lending : NotCopied {
  public:
   // of_thread: the last one on this thread. type: the kind of device that is managed.
   Lending(Lending*& of_thread, c10::DeviceType type) : of_thread_(of_thread), outer_(of_thread) {
@@ -120,8 +120,6 @@ class Lending {
     for (c10::DeviceIndex i = 0; i < count; ++i)
       lend(context.defaultGenerator(c10::Device(type, i)));
   }
-  Lending(const Lending&) = delete;
-  Lending& operator=(const Lending&) = delete;
   ~Lending() {
     of_thread_ = outer_;
     const std::lock_guard<std::mutex> lock(mutex());
@@ -180,14 +178,8 @@ class Lending {
     Drawn stands;  // for all but the operator
   };
 
-  static std::mutex& mutex() {
-    static auto* mutex = new std::mutex();
-    return *mutex;
-  }
-  static std::list<Lent>& all() {
-    static auto* all = new std::list<Lent>();
-    return *all;
-  }
+  static std::mutex& mutex() { return only<std::mutex, Lending>(); }
+  static std::list<Lent>& all() { return only<std::list<Lent>>(); }
 
   static Drawn copy_of(const Drawn& of) {
     Drawn copy;
@@ -232,13 +224,11 @@ inline at::Generator& own_generator(at::Generator& like) {
 }
 
 // Held while an operator draws from a generator (D3). Nobody waits for it with the GIL.
-class DrawsOf {
+class DrawsOf : NotCopied {
  public:
   explicit DrawsOf(const at::Generator& generator) : mutex_(mutex_of(generator)) {
     lock_without_gil(mutex_);
   }
-  DrawsOf(const DrawsOf&) = delete;
-  DrawsOf& operator=(const DrawsOf&) = delete;
   ~DrawsOf() { mutex_.unlock(); }
 
   // In a forked child, where those who had them are not.
@@ -247,10 +237,7 @@ class DrawsOf {
  private:
   using Mutexes = std::array<std::recursive_mutex, 16>;
 
-  static Mutexes& mutexes() {
-    static auto* mutexes = new Mutexes();
-    return *mutexes;
-  }
+  static Mutexes& mutexes() { return only<Mutexes>(); }
 
   // Generators that share one wait for each other in vain, which does no harm.
   static std::recursive_mutex& mutex_of(const at::Generator& generator) {
@@ -331,7 +318,7 @@ class Draw {
 
 // An operator that cannot be given a generator and may draw from the device's default one (D5). It
 // runs while this exists.
-class DirectDraw {
+class DirectDraw : NotCopied {
  public:
   DirectDraw(Tape& tape, c10::Device device)
       : job_(at::globalContext().defaultGenerator(device)), lock_(job_) {
@@ -349,8 +336,6 @@ class DirectDraw {
       tape.note(std::move(noted));
     }
   }
-  DirectDraw(const DirectDraw&) = delete;
-  DirectDraw& operator=(const DirectDraw&) = delete;
   ~DirectDraw() {
     if (restores_) put_locked(before_);
   }

@@ -14,6 +14,7 @@
 #include <mutex>
 
 #include "bridge.h"
+#include "objects.h"
 
 namespace dtr_bridge {
 
@@ -26,10 +27,7 @@ struct Position {
 
 class Places {
  public:
-  static Places& instance() {
-    static auto* places = new Places();
-    return *places;
-  }
+  static Places& instance() { return only<Places>(); }
   // Each time with no place on any thread.
   void follow(bool on) {
     follows_ = on;

@@ -20,6 +20,8 @@
 #include <utility>
 #include <vector>
 
+#include "objects.h"
+
 namespace dtr_bridge {
 
 // The functions of Python's C API that are needed, as ctypes finds them.
@@ -66,11 +68,9 @@ void sleep_without_gil(Duration duration) {
 }
 
 // While it exists, nothing in Python runs but what this thread runs.
-class HoldsGil {
+class HoldsGil : NotCopied {
  public:
   HoldsGil() : state_(python.ensure_gil()) {}
-  HoldsGil(const HoldsGil&) = delete;
-  HoldsGil& operator=(const HoldsGil&) = delete;
   ~HoldsGil() { python.restore_gil(state_); }
 
  private:
@@ -145,7 +145,7 @@ inline const c10::DispatchKeySet kKernels =
 
 // While it exists, operators of this thread run as kernels only: without autograd, autocast,
 // modes and transforms, and not captured.
-class Unseen {
+class Unseen : NotCopied {
  public:
   Unseen()
       : keys_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
@@ -155,8 +155,6 @@ class Unseen {
     c10::impl::TorchDispatchModeTLS::set_state({});
     at::impl::PythonTorchFunctionTLS::set_disabled_state(at::impl::ALL_DISABLED);
   }
-  Unseen(const Unseen&) = delete;
-  Unseen& operator=(const Unseen&) = delete;
   ~Unseen() {
     c10::impl::TorchDispatchModeTLS::set_state(std::move(modes_));
     at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);

@@ -19,34 +19,27 @@
 namespace dtr_bridge {
 
 // One rematerialization at a time; whoever waits lets go of the GIL.
-class Turn {
+class Turn : NotCopied {
  public:
   Turn() { lock_without_gil(mutex()); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
   ~Turn() { mutex().unlock(); }
 
   // In a forked child, where whoever had it is not.
   static void renew() { new (&mutex()) std::recursive_mutex(); }
 
  private:
-  static std::recursive_mutex& mutex() {
-    static auto* mutex = new std::recursive_mutex();
-    return *mutex;
-  }
+  static std::recursive_mutex& mutex() { return only<std::recursive_mutex, Turn>(); }
 };
 
 // An operator of others that runs again may write to what it was neither given nor has made, such as
 // a buffer of its own that it gave to the job: when it has run, that stands as it stood before.
-class Beside {
+class Beside : NotCopied {
  public:
   Beside(Beside*& of_thread, const std::vector<at::Tensor>& arguments)
       : of_thread_(of_thread), outer_(of_thread) {
     of_thread = this;
     for (const at::Tensor& argument : arguments) made(argument);
   }
-  Beside(const Beside&) = delete;
-  Beside& operator=(const Beside&) = delete;
   ~Beside() {
     of_thread_ = outer_;
     for (const auto& [bytes, before] : saved_) bytes.copy_(before);

@@ -80,10 +80,10 @@ struct Rule {
 // All rules, by operator. A rule that was decided stays for good, because closures refer to it.
 class Rules {
  public:
-  static Rules& instance() {
-    static Rules* rules = new Rules();  // threads may outlive static objects
-    return *rules;
-  }
+  static Rules& instance() { return only<Rules>(); }
+  Rules()
+      : listening_(c10::Dispatcher::singleton().addRegistrationListener(
+            std::make_unique<Listener>(*this))) {}
 
   const Rule& of(const c10::OperatorHandle& op) {
     const void* identity = &op.schema();
@@ -135,10 +135,6 @@ class Rules {
    private:
     Rules& rules_;
   };
-
-  Rules()
-      : listening_(c10::Dispatcher::singleton().addRegistrationListener(
-            std::make_unique<Listener>(*this))) {}
 
   static Cached* cache() {
     thread_local std::vector<Cached> entries(kCached);

@@ -32,6 +32,12 @@ bool for_components(const at::Tensor& tensor, Visit&& visit) {
   return false;
 }
 
+// The same, or with the tensor itself if it is not sparse.
+template <typename Visit>
+void for_parts(const at::Tensor& tensor, Visit&& visit) {
+  if (!for_components(tensor, visit)) visit(tensor);
+}
+
 inline bool is_sparse(const at::Tensor& tensor) {
   return for_components(tensor, [](const at::Tensor&) {});
 }

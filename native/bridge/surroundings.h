@@ -31,7 +31,7 @@ class Surroundings {
 
   // Puts them back while it exists; transforms and modes of the first run are gone, as it was
   // captured below them.
-  class Restored {
+  class Restored : NotCopied {
    public:
     explicit Restored(const Surroundings& of)
         : keys_(c10::DispatchKeySet(
@@ -44,8 +44,6 @@ class Surroundings {
       before_ = at::autocast::get_autocast_dtype(device_);
       if (*before_ != of.autocast_) at::autocast::set_autocast_dtype(device_, of.autocast_);
     }
-    Restored(const Restored&) = delete;
-    Restored& operator=(const Restored&) = delete;
     ~Restored() {
       if (before_) at::autocast::set_autocast_dtype(device_, *before_);
     }

@@ -61,10 +61,7 @@ class Thread;
 // who makes the others wait says so before it looks who runs, and all four are in one order.
 class Threads {
  public:
-  static Threads& instance() {
-    static auto* threads = new Threads();  // threads may outlive static objects
-    return *threads;
-  }
+  static Threads& instance() { return only<Threads>(); }
   void add(Thread* thread) {
     const std::lock_guard<std::mutex> lock(mutex_);
     all_.push_back(own() = thread);
@@ -161,7 +158,7 @@ class Thread {
 
   // While it exists, this thread has a frame of its own: an operator that runs now may need content
   // brought back that is none of its inputs.
-  class Deeper {
+  class Deeper : NotCopied {
    public:
     explicit Deeper(Thread& thread) : thread_(thread), outer_(thread.level_) {
       if (thread.depth_ == kDeepest)
@@ -174,8 +171,6 @@ class Thread {
       thread.unused_.pop_back();
       ++thread.depth_;
     }
-    Deeper(const Deeper&) = delete;
-    Deeper& operator=(const Deeper&) = delete;
     ~Deeper() {
       --thread_.depth_;
       thread_.unused_.push_back(thread_.level_);
@@ -217,7 +212,7 @@ inline std::vector<uint64_t> Threads::running(const Thread* thread) {
 }
 
 // The core's op of a thread, from begin to end. What is neither ended nor began to run is undone.
-class OpenOp {
+class OpenOp : NotCopied {
  public:
   // tensors: how many of the numbers were put.
   OpenOp(Thread& thread, uint32_t tensors, uint32_t flags, uint64_t key)
@@ -238,8 +233,6 @@ class OpenOp {
     ends();
     fail_with_last_error(-need_);
   }
-  OpenOp(const OpenOp&) = delete;
-  OpenOp& operator=(const OpenOp&) = delete;
   ~OpenOp() {
     if (open_) core->op_abort(thread_.frame(), started_);
     ends();
@@ -280,11 +273,9 @@ class OpenOp {
 };
 
 // Keeps tensors from being evicted.
-class Pinned {
+class Pinned : NotCopied {
  public:
   Pinned() = default;
-  Pinned(const Pinned&) = delete;
-  Pinned& operator=(const Pinned&) = delete;
   ~Pinned() {
     for (const c10::Storage& storage : storages_)
       core->unpin(Thread::engine(), storage.unsafeGetStorageImpl());
@@ -303,7 +294,7 @@ class Pinned {
 };
 
 // Lets operators that run inside of another one come by, to note their draws or draw them again.
-class Taping {
+class Taping : NotCopied {
  public:
   Taping(Thread& thread, Tape& tape)
       : tape(tape),
@@ -314,8 +305,6 @@ class Taping {
               (before_.excluded_ - settings.key()) | c10::DispatchKeySet(kInsideKey)) {
     thread.taping = this;
   }
-  Taping(const Taping&) = delete;
-  Taping& operator=(const Taping&) = delete;
   ~Taping() { thread_.taping = outer_; }
 
   Tape& tape;
@@ -334,10 +323,9 @@ inline c10::Device device_of(const Rule& rule, const c10::IValue* arguments) {
   if (rule.device >= 0 && arguments[rule.device].isDevice())
     return arguments[rule.device].toDevice();
   std::optional<c10::Device> found;
-  for (const TensorArgument& of : rule.tensors)
-    for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
-      if (!found) found = tensor.device();
-    });
+  for_tensors(rule, arguments, [&](const at::Tensor& tensor) {
+    if (!found) found = tensor.device();
+  });
   return found.value_or(c10::Device(c10::kCPU));
 }
 

@@ -36,7 +36,7 @@ inline uint64_t hash_of(const c10::IValue& value) {
     const auto add = [&](const at::Tensor& part) {
       hash = c10::get_hash(hash, part.scalar_type(), part.sizes(), part.strides());
     };
-    if (!for_components(tensor, add)) add(tensor);
+    for_parts(tensor, add);
     return hash;
   }
   if (value.isList()) {
@@ -71,16 +71,14 @@ class Trial {
   Trial(Thread& thread, const Rule& rule, const c10::IValue* arguments, Closure& closure)
       : thread_(thread), closure_(closure) {
     const Unseen unseen;
-    for (const TensorArgument& of : rule.tensors)
-      for_tensors(arguments[of.position], [&](const at::Tensor& tensor) {
-        const auto add = [&](const at::Tensor& part) {
-          plain_ = plain_ && is_plain(part);
-          if (!plain_) return;
-          tensors_.push_back(Repeater::alone(part));
-          before_.push_back(sum_of(part));
-        };
-        if (!for_components(tensor, add)) add(tensor);
+    for_tensors(rule, arguments, [&](const at::Tensor& tensor) {
+      for_parts(tensor, [&](const at::Tensor& part) {
+        plain_ = plain_ && is_plain(part);
+        if (!plain_) return;
+        tensors_.push_back(Repeater::alone(part));
+        before_.push_back(sum_of(part));
       });
+    });
   }
 
   // tape, results: of the first run.
