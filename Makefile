@@ -108,7 +108,7 @@ $(TSAN)/threads: $(TSAN_OBJECTS)
 
 $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
-	$(CXX) -std=c++17 -O1 -g -fsanitize=thread -fno-omit-frame-pointer -Iallocator -Inative \
+	$(CXX) -std=c++20 -O1 -g -fsanitize=thread -fno-omit-frame-pointer -Iallocator -Inative \
 	  -Inative/include -MMD -MP -c $< -o $@
 
 -include $(TSAN_OBJECTS:.o=.d)
@@ -209,11 +209,11 @@ endef
 
 $(CUDA_CHECK)/core.so: $(CORE)
 	mkdir -p $(@D)
-	$(CXX) -std=c++17 -O1 -fPIC -shared -Iallocator -Inative -Inative/include $(filter-out native/lab/%,$(filter %.cpp,$^)) -o $@ -ldl -lpthread
+	$(CXX) -std=c++20 -O1 -fPIC -shared -Iallocator -Inative -Inative/include $(filter-out native/lab/%,$(filter %.cpp,$^)) -o $@ -ldl -lpthread
 
 $(CUDA_CHECK)/fake_cuda.so: tests/fake_cuda/fake_cuda.cpp
 	mkdir -p $(@D)
-	$(CXX) -std=c++17 -O1 -fPIC -shared $< -o $@ -lpthread
+	$(CXX) -std=c++20 -O1 -fPIC -shared $< -o $@ -lpthread
 
 # What only a GPU can show (docs/guides/cuda.md), on a machine with one and without internet:
 #   make gpu [GPU_PYTHON=python3] [WHEELS=folder] [OUT=folder] [LIMIT=540] [PARTS="same_bits ..."]

@@ -163,9 +163,7 @@ uint64_t AddressRange::step_end(uint64_t step) const { return std::min((step + 1
 void AddressRange::unmap(uint64_t step) {
   const uint64_t begin = step * step_;
   // Fails where it would cut a mapping into one too many: the step stays.
-  if (::munmap(pointer(base_ + begin), step_end(step) - begin) == 0) {
-    steps_[step].is_mapped = false;
-  }
+  if (::munmap(pointer(base_ + begin), step_end(step) - begin) == 0) steps_[step].is_mapped = false;
 }
 
 // Calls visit(step, pages of the range in it).

@@ -17,17 +17,16 @@
 
 #include "bitset.h"
 #include "driver.h"
+#include "not_copied.h"
 
 namespace dtr {
 
-class AliasedChunks {
+class AliasedChunks : NotCopied {
  public:
   AliasedChunks(Driver& driver, uint64_t base, uint64_t chunk_bytes, uint64_t chunks)
       : driver_(driver), base_(base), chunk_(chunk_bytes), aliased_(chunks) {}
   // Reports to stderr if the driver refuses.
   ~AliasedChunks();
-  AliasedChunks(const AliasedChunks&) = delete;
-  AliasedChunks& operator=(const AliasedChunks&) = delete;
 
   // Chunks, by their numbers, that are aliased until the event, which is this object's from now on.
   // Events come in the order in which they complete.

@@ -69,9 +69,8 @@ void AnyPool::set_budget(uint64_t budget_bytes) {
         ++counts_.out_of_memory_errors;
         std::string text = "the budget cannot be lowered to " + size_text(budget_bytes) +
                            ": allocated " + size_text(counts_.allocated_bytes);
-        if (*held_in() != '\0') {
+        if (*held_in() != '\0')
           text += std::string(" in ") + held_in() + " of " + size_text(held) + " that are in use";
-        }
         throw OutOfMemory(text + "; it stays " + size_text(budget_));
       }
     }

@@ -18,6 +18,7 @@
 #include "dtr/pool.h"
 #include "event_log.h"
 #include "locks.h"
+#include "not_copied.h"
 
 namespace dtr {
 
@@ -30,14 +31,12 @@ using BlockInfo = dtr_block;
 using RoomInfo = dtr_pool_room;
 using RunBlock = dtr_run_block;
 
-class AnyPool {
+class AnyPool : NotCopied {
  public:
   // Returns DTR_ROOM_...; called with no lock held.
   using RoomFn = int32_t (*)(void* context, uint64_t size_bytes, uint64_t stream);
 
   AnyPool(std::shared_ptr<Driver> driver, uint64_t budget_bytes);
-  AnyPool(const AnyPool&) = delete;
-  AnyPool& operator=(const AnyPool&) = delete;
   virtual ~AnyPool() = default;
 
   // StateError while blocks are in use. If the driver refuses (DriverError), close() may be

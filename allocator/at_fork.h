@@ -6,12 +6,13 @@
 #pragma once
 
 #include "locks.h"
+#include "not_copied.h"
 
 namespace dtr {
 
 // Has a mutex held across fork() as long as this exists; the mutex must exist longer. Mutexes are
 // taken in the order of their ranks, leaves last, and of one rank in that of their registration.
-class HeldAcrossFork {
+class HeldAcrossFork : NotCopied {
  public:
   template <LockRank rank>
   explicit HeldAcrossFork(RankedMutex<rank>& mutex)
@@ -20,8 +21,6 @@ class HeldAcrossFork {
   static HeldAcrossFork leaf(Mutex& mutex) {
     return HeldAcrossFork(kLast, mutex);
   }
-  HeldAcrossFork(const HeldAcrossFork&) = delete;
-  HeldAcrossFork& operator=(const HeldAcrossFork&) = delete;
   ~HeldAcrossFork();
 
   int order() const { return order_; }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lazy_array.h"
+#include "not_copied.h"
 
 namespace dtr {
 
@@ -60,7 +61,7 @@ struct BlockDetail {
 };
 
 // The blocks of one heap, in one array, so that a number of 25 bits names one. Number 0 is none.
-class BlockNodes {
+class BlockNodes : NotCopied {
  public:
   static constexpr uint64_t kMost = 1 << 25;
 
@@ -68,8 +69,6 @@ class BlockNodes {
       : capacity_(std::min(most_blocks + 1, kMost)),
         blocks_(capacity_, AddressRange::Kind::kInParts),
         details_(capacity_, AddressRange::Kind::kInParts) {}
-  BlockNodes(const BlockNodes&) = delete;
-  BlockNodes& operator=(const BlockNodes&) = delete;
 
   // An array in parts that may be used as far as there are blocks: it has element 0, and one more
   // for each block that was made. It lives as long.
@@ -99,9 +98,8 @@ class BlockNodes {
   // So that four calls of make() do not fail. May throw std::bad_alloc, having changed nothing.
   void prepare() {
     uint64_t lacking = 4;
-    for (const Block* spare = spare_; spare != nullptr && lacking > 0; spare = spare->next()) {
+    for (const Block* spare = spare_; spare != nullptr && lacking > 0; spare = spare->next())
       --lacking;
-    }
     if (made_ + lacking > ready_) make_ready(lacking);
   }
   void drop(Block* block) {

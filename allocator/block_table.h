@@ -108,9 +108,8 @@ class BlockTable {
   // A bit for each slot whose word is the given one, as far as the mask goes.
   static uint32_t matching(const Bucket& bucket, uint32_t mask, uint32_t word) {
     Four found{};
-    for (int i = 0; i < 4; ++i) {
+    for (int i = 0; i < 4; ++i)
       found |= reinterpret_cast<Four>((bucket.fours[i] & mask) == word) & kBits[i];
-    }
     return found[0] | found[1] | found[2] | found[3];
   }
   static void clear(Bucket& bucket, uint32_t slot) {
@@ -120,9 +119,8 @@ class BlockTable {
   void put(const Block* block) {
     const uint64_t hash = hash_of(block->offset);
     uint64_t at = home_of(hash);
-    for (; (buckets_[at].words[kSlots] & kFull) == kFull; at = (at + 1) & mask()) {
+    for (; (buckets_[at].words[kSlots] & kFull) == kFull; at = (at + 1) & mask())
       buckets_[at].words[kSlots] += kOnePassed;
-    }
     Bucket& bucket = buckets_[at];
     const auto slot = static_cast<uint32_t>(__builtin_ctz(~bucket.words[kSlots]));
     bucket.words[slot] = slot_of(block, hash);

@@ -23,10 +23,11 @@
 #include "bitset.h"
 #include "driver.h"
 #include "event_log.h"
+#include "not_copied.h"
 
 namespace dtr {
 
-class Chunks {
+class Chunks : NotCopied {
  public:
   // Neighboring chunks, by their offsets.
   struct Run {
@@ -39,8 +40,6 @@ class Chunks {
          const EventSource& events);
   // Reports to stderr if the driver refuses to take memory back.
   ~Chunks();
-  Chunks(const Chunks&) = delete;
-  Chunks& operator=(const Chunks&) = delete;
 
   uint64_t chunk_bytes() const { return chunk_; }
   // The chunk that an offset lies in.

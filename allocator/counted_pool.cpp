@@ -39,9 +39,8 @@ CountedPool::CountedPool(uint64_t budget_bytes)
 }
 
 uint64_t CountedPool::take_address(uint64_t) {
-  if (next_ + kAddressUnit > first_ + span_) {
+  if (next_ + kAddressUnit > first_ + span_)
     throw StateError("the counted pool has no more addresses");
-  }
   const uint64_t address = next_;
   next_ += kAddressUnit;
   return address;
@@ -174,9 +173,8 @@ void CountedPool::reset_peak() {
 
 // There is no memory, and no order but that of a table.
 void CountedPool::log_present() {
-  for (const auto& [address, block] : blocks_) {
+  for (const auto& [address, block] : blocks_)
     events_.add(DTR_EVENT_ALLOCATE, address, block.size_bytes, block.stream);
-  }
 }
 
 std::vector<BlockInfo> CountedPool::snapshot() {

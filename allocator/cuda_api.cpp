@@ -30,9 +30,8 @@ LoadedLibrary& library() {
 void CudaApi::check(CuResult result, const char* call) const {
   if (result == kCudaSuccess) return;
   const char* name = nullptr;
-  if (error_name == nullptr || error_name(result, &name) != kCudaSuccess || name == nullptr) {
+  if (error_name == nullptr || error_name(result, &name) != kCudaSuccess || name == nullptr)
     name = "unknown error";
-  }
   throw DriverError(std::string(call) + " failed: " + name + " (" + std::to_string(result) + ")",
                     result == kCudaOutOfMemory);
 }
@@ -71,9 +70,8 @@ std::shared_ptr<const CudaApi> cuda_api() {
 void cuda_set_library(const char* library_path) {
   LoadedLibrary& loaded = library();
   std::lock_guard<DriverTableMutex> lock(loaded.mutex);
-  if (loaded.api != nullptr && loaded.api.use_count() > 1) {
+  if (loaded.api != nullptr && loaded.api.use_count() > 1)
     throw StateError("the CUDA library cannot be changed while a CUDA pool exists");
-  }
   loaded.path = library_path != nullptr ? library_path : kDefaultLibrary;
   loaded.api = nullptr;
 }

@@ -2,18 +2,17 @@
 #pragma once
 
 #include "cuda_api.h"
+#include "not_copied.h"
 
 namespace dtr {
 
 // The device's primary context, which PyTorch and CuPy use too.
-class PrimaryContext {
+class PrimaryContext : NotCopied {
  public:
   PrimaryContext(const CudaApi& cuda, CuDevice device) : cuda_(cuda), device_(device) {
     cuda_.check(cuda_.primary_retain(&context_, device), "cuDevicePrimaryCtxRetain");
   }
   ~PrimaryContext() { cuda_.primary_release(device_); }
-  PrimaryContext(const PrimaryContext&) = delete;
-  PrimaryContext& operator=(const PrimaryContext&) = delete;
   CuContext get() const { return context_; }
 
  private:
@@ -25,7 +24,7 @@ class PrimaryContext {
 // Makes a context current on this thread for a scope, and lets the thread call what a stream
 // capture of the process would forbid: nothing that we call becomes part of a capture, unless it
 // is queued on a stream that is being captured.
-class CurrentContext {
+class CurrentContext : NotCopied {
  public:
   CurrentContext(const CudaApi& cuda, CuContext context) : cuda_(cuda) {
     cuda_.check(cuda_.exchange_capture_mode(&capture_mode_), "cuThreadExchangeStreamCaptureMode");
@@ -43,8 +42,6 @@ class CurrentContext {
     if (changed_) cuda_.context_set(before_);
     cuda_.exchange_capture_mode(&capture_mode_);
   }
-  CurrentContext(const CurrentContext&) = delete;
-  CurrentContext& operator=(const CurrentContext&) = delete;
 
  private:
   const CudaApi& cuda_;

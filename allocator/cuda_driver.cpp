@@ -78,11 +78,10 @@ class PhysicalMemory {
   }
 
   void give_back(CuHandle handle) noexcept {
-    if (cuda_.release(handle) == kCudaSuccess) {
+    if (cuda_.release(handle) == kCudaSuccess)
       --existing_;
-    } else {
+    else
       unreleased_.push_back(handle);
-    }
   }
 
  private:
@@ -176,9 +175,8 @@ class CudaDriver final : public Driver {
     CurrentContext current(cuda_, context_.get());
     std::vector<ChunkMapping> chunks;
     chunks.reserve(size_bytes / chunk_);
-    for (uint64_t at = address; at < address + size_bytes; at += chunk_) {
+    for (uint64_t at = address; at < address + size_bytes; at += chunk_)
       chunks.emplace_back(cuda_, memory_, at, chunk_);
-    }
     cuda_.check(set_access(address, size_bytes, access_), "cuMemSetAccess");
     handles_.reserve(handles_.size() + chunks.size());
     for (ChunkMapping& chunk : chunks) {

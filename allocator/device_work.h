@@ -7,17 +7,16 @@
 #include <map>
 
 #include "driver.h"
+#include "not_copied.h"
 #include "timers.h"
 
 namespace dtr {
 
-class DeviceWork {
+class DeviceWork : NotCopied {
  public:
   explicit DeviceWork(Driver& driver) : driver_(driver), timers_(driver) {}
   // Reports to stderr what the driver refuses to take back.
   ~DeviceWork();
-  DeviceWork(const DeviceWork&) = delete;
-  DeviceWork& operator=(const DeviceWork&) = delete;
 
   // Gives back the stream and all events. Throws StateError while host memory is in use, having
   // done nothing. May be called again if the driver refuses.

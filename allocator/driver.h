@@ -18,6 +18,8 @@
 #include <memory>
 #include <string>
 
+#include "not_copied.h"
+
 namespace dtr {
 
 struct DriverTraits {
@@ -129,13 +131,11 @@ std::unique_ptr<Driver> make_cuda_driver(int32_t device);
 std::unique_ptr<Driver> make_driver(const std::string& name, int32_t device);
 
 // Address space that gives itself back.
-class Reservation {
+class Reservation : NotCopied {
  public:
   Reservation(Driver& driver, uint64_t size_bytes, uint64_t chunk_bytes)
       : driver_(driver), size_(size_bytes), base_(driver.reserve(size_bytes, chunk_bytes)) {}
   ~Reservation();
-  Reservation(const Reservation&) = delete;
-  Reservation& operator=(const Reservation&) = delete;
 
   uint64_t base() const { return base_; }
   uint64_t size() const { return size_; }

@@ -15,11 +15,10 @@ std::string size_text(uint64_t bytes) {
     ++unit;
   }
   char text[64];
-  if (unit == 0) {
+  if (unit == 0)
     std::snprintf(text, sizeof text, "%" PRIu64 " bytes", bytes);
-  } else {
+  else
     std::snprintf(text, sizeof text, "%.1f %s (%" PRIu64 " bytes)", value, units[unit], bytes);
-  }
   return text;
 }
 

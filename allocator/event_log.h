@@ -13,6 +13,7 @@
 
 #include "at_fork.h"
 #include "dtr/event_log.h"
+#include "not_copied.h"
 
 namespace dtr {
 
@@ -76,11 +77,9 @@ class EventLog {
 };
 
 // A pool's side: to which log its events go, if to any. Changed and used under the pool's lock.
-class EventSource {
+class EventSource : NotCopied {
  public:
   EventSource() = default;
-  EventSource(const EventSource&) = delete;
-  EventSource& operator=(const EventSource&) = delete;
   ~EventSource() { set(nullptr, 0); }
 
   bool is_on() const { return log_.load(std::memory_order_relaxed) != nullptr; }

@@ -123,9 +123,8 @@ uint32_t FreeIndex::split(int bin, uint64_t key, uint32_t full) {
   lower.used = 0;
   const uint32_t upper = leaves_.make();
   constexpr uint32_t kHalf = FreeLeaf::kSlots / 2;
-  for (uint32_t i = 0; i < FreeLeaf::kSlots; ++i) {
+  for (uint32_t i = 0; i < FreeLeaf::kSlots; ++i)
     put(i < kHalf ? full : upper, all[i].first, nodes_.at(all[i].second));
-  }
   const size_t index = index_in(branch, key) + 1;
   branch.lows.insert(branch.lows.begin() + static_cast<ptrdiff_t>(index), all[kHalf].first);
   branch.leaves.insert(branch.leaves.begin() + static_cast<ptrdiff_t>(index), upper);
@@ -168,9 +167,8 @@ Block* FreeIndex::at_least(uint64_t size, uint64_t offset) const {
       const Branch& branch = branches_[first.branch];
       const size_t index = index_in(branch, at.key);
       if (Block* block = least_from(leaves_.at(branch.leaves[index]), at.key)) return block;
-      if (index + 1 < branch.leaves.size()) {
+      if (index + 1 < branch.leaves.size())
         return least_from(leaves_.at(branch.leaves[index + 1]), 0);
-      }
     }
   }
   return first_in(next_bin(at.bin + 1));
@@ -203,9 +201,8 @@ Block* FreeIndex::last_in(int bin) const {
 uint64_t FreeIndex::check(std::string* broken) const {
   uint64_t blocks = 0;
   for (int bin = 0; bin < kBins; ++bin) {
-    if ((used_[bin / 64] >> (bin % 64) & 1) != (bins_[bin] != 0 ? 1U : 0U)) {
+    if ((used_[bin / 64] >> (bin % 64) & 1) != (bins_[bin] != 0 ? 1U : 0U))
       *broken = "a bin of a free index is marked wrongly";
-    }
     if (bins_[bin] == 0) continue;
     Branch branch{{0}, {bins_[bin]}};
     if (const uint16_t number = leaves_.at(bins_[bin]).branch; number != 0) {
@@ -229,24 +226,19 @@ uint64_t FreeIndex::check(std::string* broken) const {
         }
         const Block* block = nodes_.at(leaf.blocks[slot]);
         const Place at = place_of(block);
-        if (at.bin != bin || at.key != leaf.keys[slot]) {
+        if (at.bin != bin || at.key != leaf.keys[slot])
           *broken = "a free index holds a block under another size or offset";
-        }
-        if (at.key < branch.lows[index] || at.key >= end) {
+        if (at.key < branch.lows[index] || at.key >= end)
           *broken = "a block of a free index is in the wrong leaf";
-        }
-        if (block->place != (branch.leaves[index] << kSlotBits | slot)) {
+        if (block->place != (branch.leaves[index] << kSlotBits | slot))
           *broken = "a free block is said to be in another slot";
-        }
         ++blocks;
       }
     }
   }
-  for (int word = 0; word < kWords; ++word) {
-    if ((used_words_ >> word & 1) != (used_[word] != 0 ? 1U : 0U)) {
+  for (int word = 0; word < kWords; ++word)
+    if ((used_words_ >> word & 1) != (used_[word] != 0 ? 1U : 0U))
       *broken = "a word of bins of a free index is marked wrongly";
-    }
-  }
   return blocks;
 }
 

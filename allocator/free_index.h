@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "block.h"
+#include "not_copied.h"
 
 namespace dtr {
 
@@ -36,13 +37,11 @@ static_assert(sizeof(FreeLeaf) == 192, "three cache lines");
 
 // The leaves of all owners of a heap. None is empty, so that there are as many as free blocks at
 // the most: making one does not fail.
-class FreeLeaves {
+class FreeLeaves : NotCopied {
  public:
   explicit FreeLeaves(BlockNodes& nodes) : leaves_(nodes.capacity(), AddressRange::Kind::kInParts) {
     nodes.grow_with(&leaves_, sizeof(FreeLeaf));
   }
-  FreeLeaves(const FreeLeaves&) = delete;
-  FreeLeaves& operator=(const FreeLeaves&) = delete;
 
   FreeLeaf& at(uint32_t number) { return leaves_[number]; }
   const FreeLeaf& at(uint32_t number) const { return leaves_[number]; }
@@ -111,12 +110,11 @@ class FreeIndex {
   void for_each(Visit&& visit) const {
     for (int bin = next_bin(0); bin >= 0; bin = next_bin(bin + 1)) {
       const FreeLeaf& first = leaves_.at(bins_[bin]);
-      if (first.branch == 0) {
+      if (first.branch == 0)
         visit_leaf(first, visit);
-      } else {
+      else
         for (const uint32_t leaf : branches_[first.branch].leaves)
           visit_leaf(leaves_.at(leaf), visit);
-      }
     }
   }
 

@@ -91,9 +91,8 @@ uint64_t own_limit(int resource) {
 
 uint64_t granted_memory(const std::string& root) {
   uint64_t least = std::min(own_limit(RLIMIT_AS), own_limit(RLIMIT_DATA));
-  for (const Hierarchy& hierarchy : hierarchies(root)) {
+  for (const Hierarchy& hierarchy : hierarchies(root))
     least = std::min(least, limit_of(hierarchy, root));
-  }
   return least;
 }
 

@@ -141,9 +141,8 @@ std::string GuardedPool::check_invariants() {
   Lock lock(mutex_);
   uint64_t behind = first_;  // of the pages in use, and one
   for (const auto& [begin, end] : ends_) {
-    if (begin < behind || end <= begin || (begin - first_) % kGuardPage != 0) {
+    if (begin < behind || end <= begin || (begin - first_) % kGuardPage != 0)
       return "G1: a block at " + address_text(begin) + " lies over the one before it";
-    }
     behind = end + kGuardPage;
   }
   if (behind > first_ + span_ || ends_.size() != counts_.live_blocks) {

@@ -272,54 +272,45 @@ std::string Heap::check() const {
   const Block* previous = nullptr;
   for (const Block* block = first_; block != nullptr; block = block->next()) {
     std::string where = " at offset " + std::to_string(block->offset);
-    if (block->offset != at || block->previous() != previous) {
+    if (block->offset != at || block->previous() != previous)
       return "H1: blocks do not tile" + where;
-    }
     if (block->size == 0 || block->size % grain_ != 0) return "H1: wrong size of block" + where;
     if (block->state == BlockState::kFree) {
       if (block->owner >= owners_.size()) return "H2: unknown owner of block" + where;
       ++free[block->owner];
-      if (owners_[block->owner]->index.at_least(block->size, block->offset) != block) {
+      if (owners_[block->owner]->index.at_least(block->size, block->offset) != block)
         return "H2: a free index lacks the block" + where;
-      }
       if (previous != nullptr && previous->state == BlockState::kFree &&
           previous->owner == block->owner) {
         return "H3: two free neighbors are not merged" + where;
       }
       const MaxTree* by_cell = owners_[block->owner]->by_cell.get();
-      if (by_cell != nullptr && by_cell->bound(starts_.cell_of(block->offset)) < block->size) {
+      if (by_cell != nullptr && by_cell->bound(starts_.cell_of(block->offset)) < block->size)
         return "H7: the bound of a cell is too low" + where;
-      }
     } else if (block->state == BlockState::kAbsent) {
       ++absent;
-      if (absent_.at_least(block->size, block->offset) != block) {
+      if (absent_.at_least(block->size, block->offset) != block)
         return "H2: the absent index lacks the block" + where;
-      }
-      if (previous != nullptr && previous->state == BlockState::kAbsent) {
+      if (previous != nullptr && previous->state == BlockState::kAbsent)
         return "H3: two absent neighbors are not merged" + where;
-      }
     } else {
       ++used;
       if (find(block->offset) != block) return "H4: a block in use is not found" + where;
     }
-    if (starts_.containing(block->offset) != block ||
-        starts_.containing(block->end() - 1) != block) {
+    if (starts_.containing(block->offset) != block || starts_.containing(block->end() - 1) != block)
       return "H7: another block is said to be" + where;
-    }
     at = block->end();
     previous = block;
   }
   if (previous != last_) return "H1: the last block is another";
   if (at != end_) return "H1: the last block does not end where the heap does";
   if (used != used_.count()) return "H4: the blocks in use are miscounted";
-  if (absent_.check(&broken) != absent && broken.empty()) {
+  if (absent_.check(&broken) != absent && broken.empty())
     broken = "the absent index holds a block that is not absent";
-  }
   if (!broken.empty()) return "H2: " + broken;
   for (uint32_t owner = 0; owner < owners_.size(); ++owner) {
-    if (owners_[owner]->index.check(&broken) != free[owner] && broken.empty()) {
+    if (owners_[owner]->index.check(&broken) != free[owner] && broken.empty())
       broken = "a free index holds a block that is not free";
-    }
     if (!broken.empty()) return "H2: " + broken;
     uint64_t point = 0, listed = 0;
     for (const Block* block = owners_[owner]->oldest; block != nullptr;
@@ -328,9 +319,8 @@ std::string Heap::check() const {
       point = point_of(block);
       ++listed;
     }
-    if (listed != (owner == kIdle ? 0 : free[owner])) {
+    if (listed != (owner == kIdle ? 0 : free[owner]))
       return "H5: the free blocks of a stream are not all listed";
-    }
   }
   return "";
 }

@@ -36,17 +36,16 @@
 #include "chunks.h"
 #include "free_index.h"
 #include "max_tree.h"
+#include "not_copied.h"
 #include "openings.h"
 
 namespace dtr {
 
-class Heap {
+class Heap : NotCopied {
  public:
   // Of no bytes too. Offsets begin and end, and the sizes given to take(), are multiples of grain;
   // begin and end are where chunks begin.
   Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain);
-  Heap(const Heap&) = delete;
-  Heap& operator=(const Heap&) = delete;
 
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
@@ -151,22 +150,18 @@ class Heap {
   }
   OwnerBlocks& first_owned(Owner owner);
   void note_size(OwnerBlocks& blocks, const Block* hole) {
-    if (blocks.by_cell != nullptr) {
-      blocks.by_cell->raise(starts_.cell_of(hole->offset), hole->size);
-    }
+    if (blocks.by_cell != nullptr) blocks.by_cell->raise(starts_.cell_of(hole->offset), hole->size);
   }
   // Makes two blocks neighbors; nullptr: the range ends there.
   void link(Block* low, Block* high) {
-    if (low != nullptr) {
+    if (low != nullptr)
       low->to_next = high == nullptr ? 0 : static_cast<int32_t>(high - low);
-    } else {
+    else
       first_ = high;
-    }
-    if (high != nullptr) {
+    if (high != nullptr)
       high->to_previous = low == nullptr ? 0 : static_cast<int32_t>(low - high);
-    } else {
+    else
       last_ = low;
-    }
   }
   // A free block into the index and the age list of its owner, and out of them.
   void enter(Block* block) {

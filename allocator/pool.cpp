@@ -190,9 +190,8 @@ uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, int32
       const bool possible = is_possible(size_bytes);
       if (possible) {
         offset = attempt(size_bytes, stream, arena, waits);
-        if (offset == Slabs::kNone && settle_arenas()) {
+        if (offset == Slabs::kNone && settle_arenas())
           offset = try_allocate(size_bytes, stream, arena, waits);
-        }
       }
       if (offset != Slabs::kNone) {
         if (keep_chunks_ != kNoLimit) give_back_excess();
@@ -261,19 +260,16 @@ std::string Pool::out_of_memory_message(uint64_t size, uint64_t stream) {
                      size_text(counts_.allocated_bytes) + ", mapped " +
                      size_text(chunks_.mapped_bytes()) + ", largest free " +
                      size_text(largest_free());
-  if (streams_.pending_count() != 0) {
+  if (streams_.pending_count() != 0)
     text += ", blocks waiting for other streams " + std::to_string(streams_.pending_count());
-  }
-  if (uint64_t withheld = withheld_bytes(); withheld != 0) {
+  if (uint64_t withheld = withheld_bytes(); withheld != 0)
     text += ", free but kept for graphs and memory pools " + size_text(withheld);
-  }
-  if (!refusal_.empty()) {
+  if (!refusal_.empty())
     text += kRefusedByDriver + refusal_;
-  } else if (size > budget_) {
+  else if (size > budget_)
     text += "; the request is larger than the budget";
-  } else if (size > large_.end()) {
+  else if (size > large_.end())
     text += "; the request is larger than the reserved address range, " + size_text(large_.end());
-  }
   return text;
 }
 
@@ -284,11 +280,10 @@ void Pool::free(uint64_t address) {
   Place place = in_use_at(address, "free");
   const Owner owner = place.owner;
   const bool of_arena = arenas_.owns(owner);
-  if (of_arena) {
+  if (of_arena)
     place.owner = home_of_freed(place);
-  } else if (poison_) {
+  else if (poison_)
     poison(place);
-  }
   if (!streams_.has_uses(place.start)) {
     release(place);
   } else if (streams_.withheld(place.owner)) {

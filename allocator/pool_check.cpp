@@ -45,9 +45,8 @@ std::vector<BlockInfo> Pool::walk() const {
                       free ? 0 : heap.stream_of(block), static_cast<int32_t>(block->state),
                       &heap == &small_, arena_of(block)});
   };
-  for (const Block* block = large_.first(); block != nullptr; block = block->next()) {
+  for (const Block* block = large_.first(); block != nullptr; block = block->next())
     add_block(large_, block);
-  }
   for (const Block* block = small_.first(); block != nullptr; block = block->next()) {
     uint32_t index = 0;
     const Slab* slab = slabs_.find(block->offset, &index);
@@ -100,32 +99,26 @@ std::string Pool::check_touched() const {
         absent += chunks_.count(run);
       }
       if (Heap::is_open(block)) continue;
-      if (chunks_.mapped_in(run) != chunks_.count(run)) {
+      if (chunks_.mapped_in(run) != chunks_.count(run))
         return "C2: a block in use lies over a chunk that is not mapped" + where;
-      }
       const uint64_t first = chunks_.number(run.begin), last = chunks_.number(run.end) - 1;
       touched += last - first + (first == last_touched ? 0 : 1);
       last_touched = last;
     }
   }
   if (touched != chunks_.touched()) return "C3: the touched chunks are miscounted";
-  if (absent + allotted_ != chunks_.number(reservation_.size())) {
+  if (absent + allotted_ != chunks_.number(reservation_.size()))
     return "P1: the chunks that are not absent are miscounted";
-  }
-  for (uint64_t chunk = 0; !aliased_.empty() && chunk < reservation_.size() / chunk_; ++chunk) {
-    if (aliased_.test(chunk) &&
-        !Heap::is_absent(heap_at(chunk * chunk_).block_at(chunk * chunk_))) {
+  for (uint64_t chunk = 0; !aliased_.empty() && chunk < reservation_.size() / chunk_; ++chunk)
+    if (aliased_.test(chunk) && !Heap::is_absent(heap_at(chunk * chunk_).block_at(chunk * chunk_)))
       return "T1: chunk " + std::to_string(chunk) + " is aliased and not absent";
-    }
-  }
   return "";
 }
 
 std::string Pool::check_arenas() const {
   std::unordered_map<Owner, uint64_t> live;
-  for (const Block* block = small_.first(); block != nullptr; block = block->next()) {
+  for (const Block* block = small_.first(); block != nullptr; block = block->next())
     if (arenas_.owns(block->owner)) return "P3: an arena owns a block of the slabs' region";
-  }
   for (const Block* block = large_.first(); block != nullptr; block = block->next()) {
     if (!arenas_.owns(block->owner)) continue;
     if (block->state == BlockState::kInUse) ++live[block->owner];
@@ -134,19 +127,16 @@ std::string Pool::check_arenas() const {
       return "P3: a free block of an arena is settled, and the arena still owns it";
     }
   }
-  for (Owner owner = 1; owner < streams_.owners(); ++owner) {
-    if (arenas_.owns(owner) && arenas_.live(owner) != live[owner]) {
+  for (Owner owner = 1; owner < streams_.owners(); ++owner)
+    if (arenas_.owns(owner) && arenas_.live(owner) != live[owner])
       return "P3: the blocks in use of an arena's owner are miscounted";
-    }
-  }
   return "";
 }
 
 std::string Pool::check_fixed() const {
-  for (const Block* block = large_.first(); fixed_ && block != nullptr; block = block->next()) {
+  for (const Block* block = large_.first(); fixed_ && block != nullptr; block = block->next())
     if (!Heap::is_absent(block) && block->end() > fixed_end(budget_))
       return "P4: a fixed pool has addresses above its budget";
-  }
   return "";
 }
 

@@ -264,11 +264,10 @@ Pool::Stretch Pool::find_stretch(const Heap& heap, uint64_t size, bool* aliased)
          block = high ? block->previous() : block->next()) {
       const uint64_t part = std::min(block->size, size - found);
       const uint64_t begin = high ? block->end() - part : block->offset;
-      if (Heap::is_absent(block)) {
+      if (Heap::is_absent(block))
         lacking += chunks_.count(chunks_.around(begin, begin + part));
-      } else {
+      else
         loose += chunks_.whole_under(begin, begin + part, block->offset, block->end());
-      }
       found += part;
     }
     if (found < size || lacking > most) return;
@@ -363,9 +362,7 @@ void Pool::allot() {
   if (allotted_ >= limit || allotted_ == chunks_.number(reservation_.size())) return;
   aliased_.poll();
   if (!aliased_.empty()) return;
-  for (Heap* heap : {&large_, &small_}) {
-    fill(*heap, heap->begin(), heap->end(), limit - allotted_);
-  }
+  for (Heap* heap : {&large_, &small_}) fill(*heap, heap->begin(), heap->end(), limit - allotted_);
 }
 
 // Of the chunks that no block touches, none of `kept`: up to so many that are mapped, or are not,
@@ -515,9 +512,8 @@ void Pool::release_slab(Slab* slab) {
 
 bool Pool::release_empty_slabs() {
   if (slabs_.empty() == 0) return false;
-  for (const auto& slab : slabs_.slabs()) {
+  for (const auto& slab : slabs_.slabs())
     if (slab != nullptr && slab->live == 0) release_slab(slab.get());
-  }
   return true;
 }
 

@@ -35,11 +35,10 @@ uint64_t Slabs::take(uint64_t requested, Owner owner) {
   Slab* slab = home.first;
   if (slab == nullptr) return kNone;
   uint32_t index = slab->free;
-  if (index != UINT32_MAX) {
+  if (index != UINT32_MAX)
     slab->free = slab->words[index];
-  } else {
+  else
     index = slab->fresh++;
-  }
   slab->words[index] = static_cast<uint32_t>(requested);
   slab->used[index / 64] |= uint64_t{1} << (index % 64);
   if (slab->live++ == 0) --home.empty, --empty_;
@@ -103,11 +102,9 @@ std::string Slabs::check() const {
       if (i >= slab->fresh) return "L1: an object beyond the fresh mark is used" + where;
     }
     if (used != slab->live || slab->fresh > slab->capacity) return "L1: wrong counts" + where;
-    for (uint32_t i = slab->free; i != UINT32_MAX; i = slab->words[i]) {
-      if (i >= slab->fresh || slab->is_used(i) || ++free > slab->fresh) {
+    for (uint32_t i = slab->free; i != UINT32_MAX; i = slab->words[i])
+      if (i >= slab->fresh || slab->is_used(i) || ++free > slab->fresh)
         return "L2: the free list is broken" + where;
-      }
-    }
     if (used + free != slab->fresh) return "L2: objects are lost" + where;
     empty += slab->live == 0;
     with_room += slab->live < slab->capacity;
@@ -117,9 +114,8 @@ std::string Slabs::check() const {
     uint32_t empty_here = 0;
     for (const Slab* slab = lists_[i].first; slab != nullptr; slab = slab->next) {
       uint64_t home = slab->block->owner * classes_ + slab->object_bytes / alignment_;
-      if (slab->previous != previous || slab->live == slab->capacity || home != i) {
+      if (slab->previous != previous || slab->live == slab->capacity || home != i)
         return "L3: a slab is in the wrong list";
-      }
       previous = slab;
       empty_here += slab->live == 0;
       ++listed;

@@ -41,9 +41,8 @@ void Streams::drop_old_work() {
 }
 
 Owner Streams::owner_among(uint64_t stream) {
-  if (!streams_.empty() && !streams_.back().withheld && streams_.back().id == stream) {
+  if (!streams_.empty() && !streams_.back().withheld && streams_.back().id == stream)
     return owners() - 1;
-  }
   auto known = owners_.find(stream);
   if (known != owners_.end()) return known->second;
 
@@ -55,11 +54,10 @@ Owner Streams::owner_among(uint64_t stream) {
     freed_without_event_ = false;
   }
   if (old_work_ != nullptr) {
-    if (driver_.capturing(stream)) {
+    if (driver_.capturing(stream))
       settle_old_work();
-    } else {
+    else
       driver_.stream_wait_event(stream, old_work_);
-    }
   }
   owners_.reserve(owners_.size() + 1);
   Owner owner = add(stream);
@@ -91,24 +89,21 @@ Owner Streams::withhold(uint64_t stream) {
 }
 
 bool Streams::withholds() const {
-  for (const Stream& stream : streams_) {
+  for (const Stream& stream : streams_)
     if (stream.withheld && stream.completed < stream.opened) return true;
-  }
   return captured_ != kIdle && streams_[captured_ - 1].completed < streams_[captured_ - 1].last;
 }
 
 bool Streams::device_done() {
   if (driver_.has_streams()) {
     // Only of streams that had to do with a capture, as others may not exist any more.
-    for (const Stream& stream : streams_) {
+    for (const Stream& stream : streams_)
       if (stream.withheld && !stream.dropped && driver_.capturing(stream.id)) return false;
-    }
     if (!driver_.synchronize_device()) return false;
   }
   if (captured_ != kIdle) open_up(captured_);
-  for (Stream& stream : streams_) {
+  for (Stream& stream : streams_)
     if (stream.withheld) stream.completed = stream.opened;
-  }
   return true;
 }
 
@@ -188,12 +183,10 @@ void Streams::retire(uint64_t offset, Owner home) {
 bool Streams::follow_uses(uint64_t offset, Owner owner) {
   const auto found = uses_.find(offset);
   if (found == uses_.end()) return true;
-  for (Owner user : found->second) {
+  for (Owner user : found->second)
     if (user != owner && !may_wait(user)) return false;
-  }
-  for (Owner user : found->second) {
+  for (Owner user : found->second)
     if (user != owner) wait(owner, mark(user));
-  }
   return true;
 }
 
@@ -211,9 +204,8 @@ bool Streams::hurry() {
       return complete(use) || !streams_[use.owner - 1].withheld;
     });
     if (retired.uses.empty() || !possible || !may_wait(home)) continue;
-    for (Fence use : retired.uses) {
+    for (Fence use : retired.uses)
       if (!complete(use)) wait(home, use);
-    }
     retired.home = mark(home);
     retired.uses.clear();
     any = true;
@@ -259,9 +251,8 @@ void Streams::settle_old_work() {
 }
 
 Driver::Event Streams::mark_old_work() {
-  if (streams_.size() != 1 || !freed_without_event_ || driver_.capturing(streams_[0].id)) {
+  if (streams_.size() != 1 || !freed_without_event_ || driver_.capturing(streams_[0].id))
     return nullptr;
-  }
   SpareEvent event(*this);
   driver_.record_event(event.get(), streams_[0].id);
   return event.keep();

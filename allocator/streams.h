@@ -32,6 +32,7 @@
 
 #include "block.h"
 #include "driver.h"
+#include "not_copied.h"
 
 namespace dtr {
 
@@ -47,12 +48,10 @@ struct Retired {
   std::vector<Fence> uses;  // these are complete
 };
 
-class Streams {
+class Streams : NotCopied {
  public:
   explicit Streams(Driver& driver) : driver_(driver), has_streams_(driver.has_streams()) {}
   ~Streams();
-  Streams(const Streams&) = delete;
-  Streams& operator=(const Streams&) = delete;
   // Destroys the events; what the destructor does, for a caller that wants to know of failure.
   void close();
 

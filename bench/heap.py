@@ -47,7 +47,7 @@ def build(folder: Path, tree: Path, smoke: bool) -> Path:
         whole.write_text("".join(f'#include "{source}"\n' for source in reversed(sources)))
         sources = [whole]
     program = folder / "heap_bench"
-    command = ["g++", "-std=c++17", "-O0" if smoke else "-O3", "-DNDEBUG", f"-I{core}"]
+    command = ["g++", "-std=c++20", "-O0" if smoke else "-O3", "-DNDEBUG", f"-I{core}"]
     command += [f"-I{tree}/native/include", *map(str, sources), "-o", str(program)]
     subprocess.run([*command, "-ldl", "-lpthread"], check=True)
     return program

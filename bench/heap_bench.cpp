@@ -147,11 +147,10 @@ int main(int count, char** arguments) {
     step = {*at, size()};
     if (few != 0) std::rotate(at, at + 1, by_age.end());
   }
-  if (std::strcmp(arguments[1], "heap") == 0) {
+  if (std::strcmp(arguments[1], "heap") == 0)
     measure<HeapUnderTest>(first, steps, placement);
-  } else if (std::strcmp(arguments[1], "pool") == 0) {
+  else if (std::strcmp(arguments[1], "pool") == 0)
     measure<PoolUnderTest>(first, steps, placement);
-  } else {
+  else
     measure<GlibcUnderTest>(first, steps, placement);
-  }
 }

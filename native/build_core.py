@@ -97,7 +97,7 @@ def kind_args() -> list[str]:
 
 
 def compile_args() -> list[str]:
-    common = ["-std=c++17", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+    common = ["-std=c++20", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-unused-parameter"]
     common.append("-fno-math-errno")  # else a loop over square roots is not vectorized
     return common + kind_args()
 

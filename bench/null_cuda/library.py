@@ -26,7 +26,7 @@ def build(folder: Path) -> Path:
     if cxx is None:
         raise SystemExit("bench.null_cuda: there is no C++ compiler (g++) here")
     output = folder / "null_cuda.so"
-    line = [cxx, "-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-DNULL_CUDA"]
+    line = [cxx, "-std=c++20", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-DNULL_CUDA"]
     line += [f"-I{path}" for path in bridge._cuda_headers()]
     line += [*map(str, SOURCES), "-o", str(output), "-Wl,-soname,libcuda.so.1"]
     done = subprocess.run([*line, "-ldl", "-lpthread"], capture_output=True, text=True, check=False)

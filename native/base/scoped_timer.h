@@ -4,15 +4,14 @@
 #include <cstdint>
 
 #include "clock.h"
+#include "not_copied.h"
 
 namespace dtr {
 
 template <typename Nanoseconds, int64_t (*kNow)() = now_ns>
-class ScopedTimer {
+class ScopedTimer : NotCopied {
  public:
   explicit ScopedTimer(Nanoseconds& total_ns) : total_ns_(total_ns), begin_ns_(kNow()) {}
-  ScopedTimer(const ScopedTimer&) = delete;
-  ScopedTimer& operator=(const ScopedTimer&) = delete;
   ~ScopedTimer() { total_ns_ += static_cast<Nanoseconds>(kNow() - begin_ns_); }
 
  private:

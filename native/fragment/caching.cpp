@@ -168,13 +168,12 @@ CachingModel::Block* CachingModel::take_front(Block* block, uint64_t size) {
 
 void CachingModel::set_previous(Block* block, Block* previous) {
   block->previous = previous;
-  if (previous != nullptr) {
+  if (previous != nullptr)
     previous->next = block;
-  } else if (block->range != nullptr) {
+  else if (block->range != nullptr)
     range_blocks_[block->range->base] = block;
-  } else {
+  else
     segments_[block->address] = block;
-  }
 }
 
 void CachingModel::set_next(Block* block, Block* next) {
@@ -216,11 +215,10 @@ void CachingModel::free(uint32_t id) {
 // The neighbor becomes part of the block, if it is free as well.
 void CachingModel::merge(Block* block, Block* neighbor) {
   if (neighbor == nullptr || neighbor->used || neighbor->mapped != block->mapped) return;
-  if (neighbor->mapped) {
+  if (neighbor->mapped)
     neighbor->pool->free.erase(neighbor);
-  } else {
+  else
     neighbor->pool->unmapped.erase(neighbor);
-  }
   if (block->previous == neighbor) {
     block->address = neighbor->address;
     set_previous(block, neighbor->previous);
@@ -268,11 +266,10 @@ void CachingModel::give_back_cached(Pool& pool) {
   std::vector<Block*> expandable;
   for (auto at = pool.free.begin(); at != pool.free.end();) {
     Block* block = *at++;
-    if (block->range != nullptr) {
+    if (block->range != nullptr)
       expandable.push_back(block);  // unmapping changes the set
-    } else if (!block->is_split()) {
+    else if (!block->is_split())
       give_back(block);
-    }
   }
   for (Block* block : expandable) {
     unmap(block);

@@ -8,18 +8,17 @@
 
 #include "environment.h"
 #include "locks.h"
+#include "not_copied.h"
 #include "records.h"
 
 namespace dtr {
 
 class DeadStorages;
 
-class Deferred {
+class Deferred : NotCopied {
  public:
   Deferred(const Environment& environment, DeadStorages& dead, EngineMutex& mutex)
       : environment_(environment), dead_(dead), mutex_(mutex) {}
-  Deferred(const Deferred&) = delete;
-  Deferred& operator=(const Deferred&) = delete;
   // Runs deleters, which may enter the engine again; the mutex is free by then.
   ~Deferred();
 

@@ -8,6 +8,7 @@
 #include "base/fetch.h"
 #include "base/pointer_map.h"
 #include "dtr/framework.h"
+#include "not_copied.h"
 #include "records.h"
 
 namespace dtr {
@@ -23,11 +24,9 @@ inline void fetch_buffers(const Op* op) {
 // Keeps dead objects for reuse, so that the steady state does not allocate. An
 // Op keeps the capacity of its vectors.
 template <typename T>
-class Recycler {
+class Recycler : NotCopied {
  public:
   Recycler() = default;
-  Recycler(const Recycler&) = delete;
-  Recycler& operator=(const Recycler&) = delete;
   ~Recycler() {
     for (T* object : spare_) delete object;
   }

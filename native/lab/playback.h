@@ -140,12 +140,11 @@ class Playback {
 
   void begin_step(uint32_t tensor, bool again) {
     const size_t first = missing_.size();
-    for (const uint32_t input : self().begin(tensor)) {
+    for (const uint32_t input : self().begin(tensor))
       if (defined_[input])
         lock(storage_of(input));
       else
         missing_.push_back(input);
-    }
     stack_.push_back({tensor, again, first, first});
     most_waiting_ = std::max(most_waiting_, stack_.size() - (stack_.front().again ? 0 : 1));
   }

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "not_copied.h"
 #include "simulate/program.h"
 
 namespace dtr::simrd {
@@ -41,12 +42,10 @@ struct Event {
   uint32_t id;  // of the op, or of the tensor that is referred to once more, or once less
 };
 
-class Log {
+class Log : NotCopied {
  public:
   // Throws InvalidArgument if the program is malformed.
   Log(const int64_t* program, uint64_t numbers);
-  Log(const Log&) = delete;
-  Log& operator=(const Log&) = delete;
 
   // Whether a view is made of more than the storage that it looks at.
   bool has_wide_views() const;

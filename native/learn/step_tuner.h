@@ -42,6 +42,7 @@
 #include <variant>
 #include <vector>
 
+#include "not_copied.h"
 #include "run/memory_use.h"
 #include "run/tuner.h"
 #include "step_log.h"
@@ -49,11 +50,9 @@
 
 namespace dtr {
 
-class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTuner> {
+class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTuner>, NotCopied {
  public:
   explicit StepTuner(const TunerParts& parts) : parts_(parts), begun_by_(policy()) {}
-  StepTuner(const StepTuner&) = delete;
-  StepTuner& operator=(const StepTuner&) = delete;
   ~StepTuner() override { end_search(); }
 
   void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) override;

@@ -46,6 +46,7 @@
 #include "graph/verifier.h"
 #include "locks.h"
 #include "memory_use.h"
+#include "not_copied.h"
 #include "op_recorder.h"
 #include "oplog/op_log_recorder.h"
 #include "plan_executor.h"
@@ -65,13 +66,11 @@
 
 namespace dtr {
 
-class Engine final {
+class Engine final : NotCopied {
  public:
   // make_tuner: for options that have something learned; null: never.
   explicit Engine(const dtr_engine_options& options, MakeTuner make_tuner = nullptr);
   ~Engine();
-  Engine(const Engine&) = delete;
-  Engine& operator=(const Engine&) = delete;
 
   // ---- settings (engine.cpp) ----
   void configure(const dtr_engine_options& options);

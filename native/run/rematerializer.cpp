@@ -196,11 +196,10 @@ void Rematerializer::place(Storage* storage, void* address, bool held, Deferred&
     deferred.free_block(*storage, address);
     return;
   }
-  if (storage->live) {
+  if (storage->live)
     parts_.environment.framework->attach(storage->handle, address);
-  } else {
+  else
     make_handle(storage, address);
-  }
   Verifier::forget_expected(storage, deferred);
   parts_.graph.by_address.insert(address, storage);
   ++storage->recomputes;

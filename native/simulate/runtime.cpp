@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/handles.h"
 #include "fragmentation.h"
+#include "not_copied.h"
 #include "policy/move_price.h"
 #include "run/engine.h"
 #include "simulated_framework.h"
@@ -49,7 +50,7 @@ uint64_t needed_bytes(const Program& program) {
 }
 
 // A pool, an engine on it and a framework over it, taken apart in the right order.
-struct SimulationSetup {
+struct SimulationSetup : NotCopied {
   // needed_bytes: the most that is in use at once.
   SimulationSetup(const dtr_runtime_options& options, uint64_t needed_bytes) {
     dtr_pool_options memory{};
@@ -91,8 +92,6 @@ struct SimulationSetup {
       throw;
     }
   }
-  SimulationSetup(const SimulationSetup&) = delete;
-  SimulationSetup& operator=(const SimulationSetup&) = delete;
   ~SimulationSetup() {
     or_say("a simulation is not taken apart", [this] { close(); });
   }

@@ -17,6 +17,7 @@
 #include <cstdint>
 
 #include "dtr/framework.h"
+#include "not_copied.h"
 
 namespace dtr {
 
@@ -58,13 +59,11 @@ struct SimulatedTensor {
 
 // Storages and tensors may be used on any thread as PyTorch's may: counting is atomic,
 // the rest is the caller's to order. Its memory is the core's.
-class SimulatedFramework {
+class SimulatedFramework : NotCopied {
  public:
   // core: of an engine that is connected to a table like table(). It has one framework.
   explicit SimulatedFramework(const dtr_core* core);
   ~SimulatedFramework();
-  SimulatedFramework(const SimulatedFramework&) = delete;
-  SimulatedFramework& operator=(const SimulatedFramework&) = delete;
 
   static const dtr_framework& table();
   const dtr_core* core() const { return core_; }

@@ -22,7 +22,7 @@ def few_or_many(few: int, many: int):
 
 
 def compile_cpp(sources, output: Path, *flags: str) -> Path:
-    command = ["g++", "-std=c++17", "-O0", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+    command = ["g++", "-std=c++20", "-O0", "-Wall", "-Wextra", "-Wno-unused-parameter"]
     command += [f"-I{ROOT / folder}" for folder in ("native", "native/include", "allocator")]
     command += [*map(str, sources), "-o", str(output), *flags]
     subprocess.run(command, check=True)

@@ -232,11 +232,10 @@ void use(cudaStream_t stream, const void* address, size_t size, bool writes, boo
 // Does work now, or makes it a node of the graph that the stream captures.
 cudaError_t queue(cudaStream_t stream, std::function<void(cudaStream_t)> work) {
   const Entered entered;
-  if (auto capture = capture_of(stream)) {
+  if (auto capture = capture_of(stream))
     capture->graph->nodes.push_back(std::move(work));
-  } else {
+  else
     work(stream);
-  }
   return cudaSuccess;
 }
 
@@ -335,9 +334,8 @@ EXPORT cudaError_t cudaDeviceEnablePeerAccess(int, unsigned) {
 }
 EXPORT cudaError_t cudaDeviceSynchronize() {
   const Entered entered;
-  for (cudaStream_t stream : all_streams()) {
+  for (cudaStream_t stream : all_streams())
     if (cudaError_t error = wait_for(stream)) return error;
-  }
   return cudaSuccess;
 }
 EXPORT cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
@@ -382,9 +380,8 @@ EXPORT cudaError_t cudaFree(void* address) {
     gone = found->second;
     state().allocations.erase(found);
   }
-  for (cudaStream_t stream : all_streams()) {
+  for (cudaStream_t stream : all_streams())
     if (!capture_of(stream)) wait_for(stream);
-  }
   const auto base = reinterpret_cast<CUdeviceptr>(address);
   CUresult error = cuMemUnmap(base, gone.mapped_bytes);
   if (error == CUDA_SUCCESS) error = cuMemRelease(gone.handle);

@@ -27,7 +27,7 @@ def _compile(output: Path, *line: object) -> Path:
 
     cxx = compiler.find()
     assert cxx, "no C++ compiler"
-    common = [cxx, "-std=c++17", "-O1", "-fPIC", "-shared", "-o", output]
+    common = [cxx, "-std=c++20", "-O1", "-fPIC", "-shared", "-o", output]
     done = subprocess.run([*common, *line], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return output

@@ -146,9 +146,8 @@ bool step(Stream& stream) {
   const Operation operation = std::move(stream.queue.front());
   stream.queue.pop_front();
   stream.done = operation.sequence;
-  if (operation.is_wait) {
+  if (operation.is_wait)
     stream.now_ns = std::max(stream.now_ns, state->streams[operation.wait_stream].now_ns);
-  }
   if (operation.uses[0].end != 0) stream.now_ns += state->work_ns;
   if (operation.effect) operation.effect();
   if (operation.event != nullptr && state->events.count(operation.event) != 0 &&
@@ -161,9 +160,8 @@ bool step(Stream& stream) {
 void run_all() {
   for (bool any = true; any;) {
     any = false;
-    for (auto& [id, stream] : state->streams) {
+    for (auto& [id, stream] : state->streams)
       while (step(stream)) any = true;
-    }
   }
 }
 
@@ -202,18 +200,15 @@ bool accessible(Range range) {
 // Queues work on ranges and checks that nothing unfinished elsewhere may run beside it.
 void launch(uint64_t id, Range first, Range second = {}, std::function<void()> effect = {}) {
   Stream& stream = state->streams[id];
-  for (const Range& range : {first, second}) {
-    if (!is_pinned(range) && !accessible(range)) {
+  for (const Range& range : {first, second})
+    if (!is_pinned(range) && !accessible(range))
       violation("work uses memory that is neither pinned nor mapped with access");
-    }
-  }
   for (auto& [other, others] : state->streams) {
     if (other == id) continue;
     for (const Operation& operation : others.queue) {
       bool overlaps = false;
-      for (const Range& used : operation.uses) {
+      for (const Range& used : operation.uses)
         overlaps = overlaps || used.disturbs(first) || used.disturbs(second);
-      }
       if (overlaps && stream.clock[other] < operation.sequence) {
         violation("work on stream " + std::to_string(id) + " overlaps unfinished work of stream " +
                   std::to_string(other));
@@ -224,11 +219,10 @@ void launch(uint64_t id, Range first, Range second = {}, std::function<void()> e
   Operation& operation = enqueue(stream);
   operation.uses[0] = first;
   operation.uses[1] = second;
-  if (state->effects_at_once && effect) {
+  if (state->effects_at_once && effect)
     effect();
-  } else {
+  else
     operation.effect = std::move(effect);
-  }
   if (!state->hold) run_all();
 }
 
@@ -262,9 +256,8 @@ bool busy(const char* call, Range range) {
 }
 
 bool any_capture() {
-  for (const auto& [id, stream] : state->streams) {
+  for (const auto& [id, stream] : state->streams)
     if (stream.capturing) return true;
-  }
   return false;
 }
 
@@ -388,13 +381,11 @@ EXPORT int cuMemAddressReserve(Address* address, size_t size, size_t, Address, u
 EXPORT int cuMemAddressFree(Address address, size_t size) {
   CALL_WITH_CONTEXT("cuMemAddressFree");
   auto found = state->reservations.find(address);
-  if (found == state->reservations.end() || found->second != size) {
+  if (found == state->reservations.end() || found->second != size)
     return violation("an unknown reservation is freed");
-  }
   auto inside = state->mappings.lower_bound(address);
-  if (inside != state->mappings.end() && inside->first < address + size) {
+  if (inside != state->mappings.end() && inside->first < address + size)
     return violation("a reservation is freed with memory mapped in it");
-  }
   munmap(reinterpret_cast<void*>(address), size);
   state->reservations.erase(found);
   return 0;
@@ -403,9 +394,8 @@ EXPORT int cuMemAddressFree(Address address, size_t size) {
 EXPORT int cuMemCreate(Address* handle, size_t size, const AllocationProp* prop,
                        unsigned long long) {
   CALL_WITH_CONTEXT("cuMemCreate");
-  if (prop->type != 1 || prop->location.type != 1 || size == 0 || size % state->granularity != 0) {
+  if (prop->type != 1 || prop->location.type != 1 || size == 0 || size % state->granularity != 0)
     return violation("cuMemCreate with wrong arguments");
-  }
   if (state->physical + size > state->total) return kOutOfMemory;
   state->physical += size;
   *handle = state->next_handle++;
@@ -418,9 +408,8 @@ EXPORT int cuMemRelease(Address handle) {
   CALL_WITH_CONTEXT("cuMemRelease");
   auto found = state->handles.find(handle);
   if (found == state->handles.end()) return violation("an unknown handle is released");
-  for (const auto& [address, mapping] : state->mappings) {
+  for (const auto& [address, mapping] : state->mappings)
     if (mapping.handle == handle) return violation("a handle is released while it is mapped");
-  }
   state->physical -= found->second;
   state->handles.erase(found);
   state->handle_devices.erase(handle);
@@ -431,17 +420,14 @@ EXPORT int cuMemMap(Address address, size_t size, size_t offset, Address handle,
                     unsigned long long) {
   CALL_WITH_CONTEXT("cuMemMap");
   auto found = state->handles.find(handle);
-  if (found == state->handles.end() || found->second != size || offset != 0) {
+  if (found == state->handles.end() || found->second != size || offset != 0)
     return violation("cuMemMap of an unknown handle or a wrong size");
-  }
   auto home = state->reservations.upper_bound(address);
-  if (home == state->reservations.begin() || (--home)->first + home->second < address + size) {
+  if (home == state->reservations.begin() || (--home)->first + home->second < address + size)
     return violation("cuMemMap outside a reservation");
-  }
   auto next = state->mappings.lower_bound(address);
-  if (next != state->mappings.end() && next->first < address + size) {
+  if (next != state->mappings.end() && next->first < address + size)
     return violation("cuMemMap over a mapping");
-  }
   if (next != state->mappings.begin()) {
     --next;
     if (next->first + next->second.size > address) return violation("cuMemMap over a mapping");
@@ -588,9 +574,8 @@ EXPORT int cuStreamWaitEvent(void* id, Event* event, unsigned) {
   operation.is_wait = true;
   operation.wait_stream = event->stream;
   operation.wait_sequence = event->sequence;
-  for (const auto& [other, sequence] : event->clock) {
+  for (const auto& [other, sequence] : event->clock)
     stream.clock[other] = std::max(stream.clock[other], sequence);
-  }
   if (!state->hold) run_all();
   return 0;
 }
@@ -604,12 +589,10 @@ EXPORT int cuMemsetD8Async(Address address, unsigned char value, size_t size, vo
 
 EXPORT int cuEventElapsedTime(float* milliseconds, Event* begin, Event* end) {
   CALL_WITH_CONTEXT("cuEventElapsedTime");
-  if (!known(begin, "cuEventElapsedTime") || !known(end, "cuEventElapsedTime")) {
+  if (!known(begin, "cuEventElapsedTime") || !known(end, "cuEventElapsedTime"))
     return kInvalidValue;
-  }
-  if (!begin->timed || !end->timed || !begin->recorded || !end->recorded) {
+  if (!begin->timed || !end->timed || !begin->recorded || !end->recorded)
     return violation("cuEventElapsedTime of events that are not timed or not recorded");
-  }
   if (!complete(*begin) || !complete(*end)) return kNotReady;
   *milliseconds = static_cast<float>(end->at_ns - begin->at_ns) / 1e6F;
   return 0;
@@ -625,9 +608,8 @@ EXPORT int cuStreamCreate(void** stream, unsigned) {
 
 EXPORT int cuStreamDestroy_v2(void* stream) {
   CALL_WITH_CONTEXT("cuStreamDestroy");
-  if (state->created_streams.erase(number_of(stream)) == 0) {
+  if (state->created_streams.erase(number_of(stream)) == 0)
     return violation("cuStreamDestroy of a stream that was not created");
-  }
   return 0;
 }
 
