@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any
 
 from dtr_alloc.core import check, ffi, lib
@@ -139,13 +140,16 @@ class Prepared:
         self.trace = trace
         self.device = _only_device(trace) if device is None else device
         out = ffi.new("dtr_fragment_events **")
-        words = (trace.address, trace.size_bytes, trace.stream)
-        columns = (
-            ffi.from_buffer("uint8_t[]", trace.kind),
-            *(ffi.from_buffer("uint64_t[]", column) for column in words),
-            ffi.from_buffer("uint16_t[]", trace.device),
-        )
-        check(lib.dtr_fragment_load(*columns, len(trace), self.device, out))
+        start, end, size_bytes, stream, device_of = trace.lifetimes()
+        if any(other != self.device for other in device_of):
+            is_ours = [other == self.device for other in device_of]
+            start, end, size_bytes, stream = (
+                array(column.typecode, compress(column, is_ours))
+                for column in (start, end, size_bytes, stream)
+            )
+        rows = (ffi.from_buffer("int64_t[]", column) for column in (start, end))
+        words = (ffi.from_buffer("uint64_t[]", column) for column in (size_bytes, stream))
+        check(lib.dtr_fragment_load(*rows, *words, len(start), out))
         self._events = ffi.gc(out[0], lib.dtr_fragment_unload)
         self._start_rows = trace.start_rows(self.device)
         counts = [ffi.new("uint64_t *") for _ in range(3)]

@@ -197,7 +197,7 @@ class Trace:
 
         Raises TraceError, which names the event's index and the fault.
         """
-        self._validate_columns()
+        self._validate_columns()  # before others look at them
         self._validate_meta()
         self._validate_sizes()
         before = 0
@@ -216,8 +216,10 @@ class Trace:
         """Each allocation with its end, in the order of allocations.
 
         A block that moved is one allocation: from its first allocation to the end of its last
-        block. Raises TraceError as validate() for events without a partner.
+        block. Raises TraceError as validate() for columns that are none, and for events without a
+        partner.
         """
+        self._validate_columns()
         return _Follower(self).run()
 
     def _validate_columns(self) -> None:

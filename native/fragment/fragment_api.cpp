@@ -6,39 +6,24 @@
 #include "run_model.h"
 #include "walk.h"
 
-using dtr::fragment::Columns;
-using dtr::fragment::Events;
-using dtr::fragment::ModelRun;
-using dtr::fragment::Walk;
-
-namespace {
-
-using dtr::give;
-using dtr::guard;
-using dtr::of;
-using dtr::require;
-using dtr::require_array;
-
-}  // namespace
+namespace dtr::fragment {
 
 extern "C" {
 
-int32_t dtr_fragment_load(const uint8_t* kind, const uint64_t* address, const uint64_t* size_bytes,
-                          const uint64_t* stream, const uint16_t* device, uint64_t count,
-                          uint16_t which, dtr_fragment_events** out) {
+int32_t dtr_fragment_load(const int64_t* start, const int64_t* end, const uint64_t* size_bytes,
+                          const uint64_t* stream, uint64_t count, dtr_fragment_events** out) {
   return give(out, "out", [&] {
-    require_array(kind, count, "kind");
-    require_array(address, count, "address");
+    require_array(start, count, "start");
+    require_array(end, count, "end");
     require_array(size_bytes, count, "size_bytes");
     require_array(stream, count, "stream");
-    require_array(device, count, "device");
-    const Columns columns{kind, address, size_bytes, stream, device, count};
-    return dtr::make_handle<dtr_fragment_events>(std::make_unique<Events>(columns, which));
+    return make_handle<dtr_fragment_events>(
+        std::make_unique<Events>(start, end, size_bytes, stream, count));
   });
 }
 
 int32_t dtr_fragment_unload(dtr_fragment_events* events) {
-  return guard([&] { dtr::destroy(events); });
+  return guard([&] { destroy(events); });
 }
 
 int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
@@ -60,17 +45,17 @@ int32_t dtr_fragment_run_model(const dtr_fragment_events* events,
   return give(out, "out", [&] {
     require(options, "options");
     require(result, "result");
-    dtr::require_between("places", options->places, 0, 1);
+    require_between("places", options->places, 0, 1);
     require_array(options->segment_addresses, options->segment_address_count, "segment_addresses");
     auto done = std::make_unique<ModelRun>();
-    dtr::fragment::run_model(of(events), *options, *done);
+    run_model(of(events), *options, *done);
     *result = done->whole();
-    return dtr::make_handle<dtr_fragment_run>(std::move(done));
+    return make_handle<dtr_fragment_run>(std::move(done));
   });
 }
 
 int32_t dtr_fragment_destroy(dtr_fragment_run* run) {
-  return guard([&] { dtr::destroy(run); });
+  return guard([&] { destroy(run); });
 }
 
 int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_fragment_heap* heap,
@@ -78,18 +63,18 @@ int32_t dtr_fragment_walk_run(const dtr_fragment_walk_options* options, dtr_frag
   return give(out, "out", [&] {
     require(options, "options");
     require(heap, "heap");
-    dtr::require_between("walled", options->walled, 0, 1);
+    require_between("walled", options->walled, 0, 1);
     require_array(options->kind, options->count, "kind");
     require_array(options->address, options->count, "address");
     require_array(options->size_bytes, options->count, "size_bytes");
     auto walk = std::make_unique<Walk>(*options);
     *heap = walk->heap();
-    return dtr::make_handle<dtr_fragment_walk>(std::move(walk));
+    return make_handle<dtr_fragment_walk>(std::move(walk));
   });
 }
 
 int32_t dtr_fragment_walk_destroy(dtr_fragment_walk* walk) {
-  return guard([&] { dtr::destroy(walk); });
+  return guard([&] { destroy(walk); });
 }
 
 int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uint64_t** sizes,
@@ -104,3 +89,5 @@ int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uin
 }
 
 }  // extern "C"
+
+}  // namespace dtr::fragment

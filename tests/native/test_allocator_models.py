@@ -233,13 +233,13 @@ def test_a_block_that_moved_is_one_allocation():
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ("F64", "event 0 frees 0x40, where nothing is allocated"),
-        ("A64 A64", "event 1 allocates at 0x40, where something is"),
-        ("A64 F64 F64", "event 2 frees 0x40"),
-        ("<64", "event 0 moves from 0x40, where nothing"),
-        ("A64 <64", "event 2 is missing: the MOVE_TO"),
-        ("A64 >64", "event 1 is a MOVE_TO without"),
-        ("A64 <64 F64", "event 2 comes after a MOVE_FROM"),
+        ("F64", "event 0, FREE of 0x40: no block is in use there"),
+        ("A64 A64", "event 1, ALLOCATE of 0x40: a block is in use there since event 0"),
+        ("A64 F64 F64", "event 2, FREE of 0x40"),
+        ("<64", "event 0, MOVE_FROM of 0x40: no block"),
+        ("A64 <64", "event 1, MOVE_FROM of 0x40: no MOVE_TO follows it: the trace ends"),
+        ("A64 >64", "event 1, MOVE_TO of 0x40: no MOVE_FROM stands before it"),
+        ("A64 <64 F64", "event 1, MOVE_FROM of 0x40: no MOVE_TO follows it: event 2 does"),
         ("?64", "event 0 is of kind 99; allowed: 0 to 12"),
     ],
 )

@@ -174,7 +174,7 @@ class TestModels:
     def test_an_option_that_is_not_allowed_is_named(self, model, field, value):
         events, out = ffi.new("dtr_fragment_events **"), ffi.new("dtr_fragment_run **")
         result = ffi.new("dtr_fragment_result *")
-        check(lib.dtr_fragment_load([0], [4096], [64], [0], [0], 1, 0, events))
+        check(lib.dtr_fragment_load([0], [1], [64], [0], 1, events))
         options = ffi.new("dtr_fragment_options *", {"model": model, "budget_bytes": 1 << 30})
         setattr(options, field, value)
         named = "model is 6" if model == 6 else f"{field} is {value}"

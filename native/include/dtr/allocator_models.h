@@ -11,18 +11,15 @@ extern "C" {
 
 /* CFFI BEGIN */
 
-/* A row of a trace is an event: DTR_EVENT_... (docs/reference/trace-format.md). Models read
- * allocations, frees and moves; the others count for nothing there. */
-
-/* The allocations of one device in a trace, paired. Immutable: any thread. */
+/* The allocations of one device in a trace (docs/reference/trace-format.md). Immutable: any thread. */
 typedef struct dtr_fragment_events dtr_fragment_events;
 
-/* Reads count rows, of which those of device `which` matter.
- * Fails iff: DTR_INVALID, naming the row, if a FREE is where nothing is allocated, an ALLOCATE
- * where something is, a move lacks its other half right beside it, or a kind is unknown. */
-int32_t dtr_fragment_load(const uint8_t* kind, const uint64_t* address, const uint64_t* size_bytes,
-                          const uint64_t* stream, const uint16_t* device, uint64_t count,
-                          uint16_t which, dtr_fragment_events** out);
+/* Allocation i begins at row start[i] and ends at row end[i], -1 if it does not. A block that moved is
+ * one allocation.
+ * Fails iff: DTR_INVALID, naming the allocation, if it does not begin behind the one before it, or ends
+ * where it begins or before. */
+int32_t dtr_fragment_load(const int64_t* start, const int64_t* end, const uint64_t* size_bytes,
+                          const uint64_t* stream, uint64_t count, dtr_fragment_events** out);
 
 /* Frees the events. Runs over them stay. */
 int32_t dtr_fragment_unload(dtr_fragment_events* events);
