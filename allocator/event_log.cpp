@@ -57,7 +57,7 @@ void EventLog::push(uint16_t device, uint8_t kind, uint64_t address, uint64_t si
                                  running_op_of_thread(), device,  kind,       place_of_thread()};
 }
 
-uint64_t EventLog::drain(Event* events, uint64_t capacity) {
+uint64_t EventLog::drain(const dtr_event_columns& to, uint64_t capacity) {
   uint64_t drained = 0;
   while (capacity - drained >= kBlockEvents) {
     std::unique_ptr<Block> block;
@@ -67,7 +67,17 @@ uint64_t EventLog::drain(Event* events, uint64_t capacity) {
       block = std::move(blocks_.front());
       blocks_.erase(blocks_.begin());
     }
-    for (uint64_t i = 0; i < block->count; ++i) events[drained++] = block->events[i];
+    for (uint64_t i = 0; i < block->count; ++i, ++drained) {
+      const Event& event = block->events[i];
+      to.kind[drained] = event.kind;
+      to.time_ns[drained] = event.time_ns;
+      to.address[drained] = event.address;
+      to.size_bytes[drained] = event.size_bytes;
+      to.stream[drained] = event.stream;
+      to.device[drained] = event.device;
+      to.op[drained] = event.op;
+      to.place[drained] = event.place;
+    }
     block->count = 0;
     LogLock lock(mutex_);
     if (spare_ == nullptr) std::swap(spare_, block);

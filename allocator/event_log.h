@@ -17,15 +17,13 @@
 
 namespace dtr {
 
+// As dtr_event_columns has them.
 struct Event {
-  int64_t time_ns;  // since the log's first event
-  uint64_t address;
-  uint64_t size_bytes;
-  uint64_t stream;
-  uint64_t op;  // what the framework calls the operator that runs on the thread; 0: none
+  int64_t time_ns;
+  uint64_t address, size_bytes, stream, op;
   uint16_t device;
-  uint8_t kind;    // DTR_EVENT_... (dtr/event_log.h)
-  uint32_t place;  // dtr_place of the thread
+  uint8_t kind;
+  uint32_t place;
 };
 
 // Whoever runs operators says so here, for the events of this thread.
@@ -50,9 +48,8 @@ class EventLog {
   // One event directly behind the other.
   void add_move(uint16_t device, uint64_t from, uint64_t to, uint64_t size_bytes) noexcept;
 
-  // Moves up to capacity events (kBlockEvents at least) out, oldest first; returns how many. One
-  // thread at a time.
-  uint64_t drain(Event* events, uint64_t capacity);
+  // Moves up to capacity events out, in whole blocks, oldest first; returns how many.
+  uint64_t drain(const dtr_event_columns& to, uint64_t capacity);
   uint64_t lost() const;
   // How many sources write to it.
   uint32_t writers() const { return writers_.load(); }

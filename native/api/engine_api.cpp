@@ -11,24 +11,15 @@
 #include "learn/step_tuner.h"
 #include "run/engine.h"
 
-namespace {
+namespace dtr {
 
-using dtr::answer;
-using dtr::give;
-using dtr::guard;
-using dtr::invalid;
-using dtr::of;
-using dtr::require;
-using dtr::require_array;
-using dtr::require_between;
-using dtr::result_or_status;
-using dtr::StateError;
+namespace {
 
 // Of a storage; what body() returns, or -status.
 template <typename Body>
 int32_t on_handle(dtr_engine* engine, const void* handle, Body&& body) {
   return static_cast<int32_t>(result_or_status([&] {
-    dtr::Engine& in = of(engine);
+    Engine& in = of(engine);
     require(handle, "handle");
     return body(in);
   }));
@@ -38,17 +29,17 @@ int32_t on_handle(dtr_engine* engine, const void* handle, Body&& body) {
 template <typename T, typename Body>
 uint64_t listed(dtr_engine* engine, T* to, uint64_t capacity, const char* name, Body&& body) {
   return answer(uint64_t{0}, [&] {
-    dtr::Engine& in = of(engine);
+    Engine& in = of(engine);
     require_array(to, capacity, name);
     return body(in);
   });
 }
 
 // Throws for what can be told to be no tensor: a wrong address is found, no more.
-void check_tensor(const dtr::Engine& engine, const void* tensor) {
+void check_tensor(const Engine& engine, const void* tensor) {
   engine.check_connected();
   if (!tensor || reinterpret_cast<uintptr_t>(tensor) % 8 != 0)
-    invalid("a tensor", dtr::address_text(reinterpret_cast<uint64_t>(tensor)),
+    invalid("a tensor", address_text(reinterpret_cast<uint64_t>(tensor)),
             "the address of one, a multiple of 8");
 }
 
@@ -62,7 +53,7 @@ void check(const dtr_engine_options& options) {
   const dtr_heuristic& heuristic = options.heuristic;
   constexpr double kMost = std::numeric_limits<double>::max();
   const auto rate = [&](const char* field, double value) {
-    dtr::require_number(field, value, 0, kMost, "0 and more, finite");
+    require_number(field, value, 0, kMost, "0 and more, finite");
   };
   dtr::check(heuristic);
   check("contents", options.contents, DTR_CONTENTS_WHOLE);
@@ -74,28 +65,27 @@ void check(const dtr_engine_options& options) {
   check("learn", options.learn, DTR_LEARN_AT_ONCE);
   require_between("replay_ns", options.replay_ns, 0, kMostReplayNs);
   if (options.thrash != 0)
-    dtr::require_number("thrash", options.thrash, 1, kMost, "0, or more than 1, finite");
+    require_number("thrash", options.thrash, 1, kMost, "0, or more than 1, finite");
   if (heuristic.select == DTR_SELECT_CALLBACK && !options.score)
     invalid("score", "NULL", "a function, for heuristic.select DTR_SELECT_CALLBACK");
   if (options.history_ops < 1) invalid("history_ops", "0", "1 and more");
-  dtr::Dealloc dealloc;
-  if (dtr::dealloc_from_name(options.dealloc, &dealloc)) return;
+  Dealloc dealloc;
+  if (dealloc_from_name(options.dealloc, &dealloc)) return;
   std::string allowed;
-  for (const char* name : dtr::kDeallocNames)
+  for (const char* name : kDeallocNames)
     allowed += (allowed.empty() ? "" : ", ") + std::string(name);
   invalid("dealloc", std::string("'") + options.dealloc + "'", allowed);
 }
 
 void* pin(dtr_engine* engine, const void* tensor, int32_t escaped, uint32_t place, bool owned) {
-  dtr::Engine& in = of(engine);
+  Engine& in = of(engine);
   require_between("escaped", escaped, 0, 2);
   check_tensor(in, tensor);
   return in.user_pin(tensor, escaped, place, owned);
 }
 
 void require_no_pin(const std::string& function, const dtr_pin_owner& owner) {
-  if (owner.handle || owner.thread)
-    throw dtr::StateError(function + ": the owner has a pin already");
+  if (owner.handle || owner.thread) throw StateError(function + ": the owner has a pin already");
 }
 
 }  // namespace
@@ -106,14 +96,13 @@ int32_t dtr_engine_create(const dtr_engine_options* options, dtr_engine** out) {
   return give(out, "out", [&] {
     require(options, "options");
     check(*options);
-    return dtr::make_handle<dtr_engine>(
-        std::make_unique<dtr::Engine>(*options, dtr::make_step_tuner));
+    return make_handle<dtr_engine>(std::make_unique<Engine>(*options, make_step_tuner));
   });
 }
 
 int32_t dtr_engine_destroy(dtr_engine* engine) {
   return guard([&] {
-    dtr::destroy(engine, [](dtr::Engine& closing) {
+    destroy(engine, [](Engine& closing) {
       dtr_engine_stats stats;
       closing.get_stats(&stats);
       if (stats.live_storages > 0)
@@ -124,7 +113,7 @@ int32_t dtr_engine_destroy(dtr_engine* engine) {
 
 int32_t dtr_engine_configure(dtr_engine* engine, const dtr_engine_options* options) {
   return guard([&] {
-    dtr::Engine& changed = of(engine);
+    Engine& changed = of(engine);
     require(options, "options");
     check(*options);
     changed.configure(*options);
@@ -133,7 +122,7 @@ int32_t dtr_engine_configure(dtr_engine* engine, const dtr_engine_options* optio
 
 int32_t dtr_engine_connect(dtr_engine* engine, const void* framework) {
   return guard([&] {
-    dtr::Engine& to = of(engine);
+    Engine& to = of(engine);
     require(framework, "framework");
     to.connect(static_cast<const dtr_framework*>(framework));
   });
@@ -146,7 +135,7 @@ const void* dtr_engine_core(dtr_engine* engine) {
 int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t device_index,
                             dtr_pool* pool) {
   return guard([&] {
-    dtr::Engine& to = of(engine);
+    Engine& to = of(engine);
     require_between("device_type", device_type, 0, UINT8_MAX);
     require_between("device_index", device_index, -1, INT8_MAX);
     to.add_pool(static_cast<uint8_t>(device_type), static_cast<int8_t>(device_index), pool);
@@ -155,10 +144,10 @@ int32_t dtr_engine_add_pool(dtr_engine* engine, int32_t device_type, int32_t dev
 
 int32_t dtr_begin_capture(dtr_engine* engine, dtr_capture_owner* owner) {
   return guard([&] {
-    dtr::Engine& in = of(engine);
+    Engine& in = of(engine);
     require(owner, "owner");
-    if (owner->engine) throw dtr::StateError("dtr_begin_capture: the owner's capture is under way");
-    dtr::use(engine);
+    if (owner->engine) throw StateError("dtr_begin_capture: the owner's capture is under way");
+    use(engine);
     in.begin_capture();
     owner->engine = engine;
   });
@@ -169,19 +158,19 @@ int32_t dtr_end_capture(dtr_capture_owner* owner) {
     require(owner, "owner");
     if (dtr_engine* engine = std::exchange(owner->engine, nullptr)) {
       of(engine).end_capture();
-      dtr::unuse(engine);
+      unuse(engine);
     }
   });
 }
 
 uint64_t dtr_engine_get_evicted(dtr_engine* engine, dtr_evicted* evicted, uint64_t capacity) {
   return listed(engine, evicted, capacity, "evicted",
-                [&](dtr::Engine& in) { return in.get_evicted(evicted, capacity); });
+                [&](Engine& in) { return in.get_evicted(evicted, capacity); });
 }
 
 int32_t dtr_engine_reset(dtr_engine* engine, const uint64_t* lost, uint64_t count) {
   return guard([&] {
-    dtr::Engine& in = of(engine);
+    Engine& in = of(engine);
     require_array(lost, count, "lost");
     in.reset({lost, lost + count});
   });
@@ -190,7 +179,7 @@ int32_t dtr_engine_reset(dtr_engine* engine, const uint64_t* lost, uint64_t coun
 int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out, dtr_pool_stats* pools,
                              uint64_t capacity) {
   return guard([&] {
-    dtr::Engine& from = of(engine);
+    Engine& from = of(engine);
     require(out, "out");
     require_array(pools, capacity, "pools");
     from.get_stats(out, pools, capacity);
@@ -199,7 +188,7 @@ int32_t dtr_engine_get_stats(dtr_engine* engine, dtr_engine_stats* out, dtr_pool
 
 int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t count) {
   return guard([&] {
-    dtr::Engine& to = of(engine);
+    Engine& to = of(engine);
     require_array(costs, count, "costs");
     to.set_costs(costs, count);
   });
@@ -207,18 +196,18 @@ int32_t dtr_engine_set_costs(dtr_engine* engine, const dtr_cost* costs, uint64_t
 
 uint64_t dtr_engine_get_costs(dtr_engine* engine, dtr_cost* costs, uint64_t capacity) {
   return listed(engine, costs, capacity, "costs",
-                [&](dtr::Engine& from) { return from.get_costs(costs, capacity); });
+                [&](Engine& from) { return from.get_costs(costs, capacity); });
 }
 
 int32_t dtr_engine_check_invariants(dtr_engine* engine) {
   return guard([&] { of(engine).check_invariants(); });
 }
 
-void dtr_place(uint32_t place) { dtr::place_of_thread() = place; }
+void dtr_place(uint32_t place) { place_of_thread() = place; }
 
 uint64_t dtr_engine_holders(dtr_engine* engine, int32_t when, dtr_holder* holders,
                             uint64_t capacity) {
-  return listed(engine, holders, capacity, "holders", [&](dtr::Engine& in) {
+  return listed(engine, holders, capacity, "holders", [&](Engine& in) {
     require_between("when", when, DTR_HOLDERS_NOW, DTR_HOLDERS_FULLEST);
     return in.holders(when, holders, capacity);
   });
@@ -230,7 +219,7 @@ int32_t dtr_engine_keep_account(dtr_engine* engine, int32_t on) {
 
 uint64_t dtr_engine_repeats(dtr_engine* engine, dtr_repeats* repeats, uint64_t capacity) {
   return listed(engine, repeats, capacity, "repeats",
-                [&](dtr::Engine& in) { return in.repeats(repeats, capacity); });
+                [&](Engine& in) { return in.repeats(repeats, capacity); });
 }
 
 int32_t dtr_engine_reset_peak(dtr_engine* engine) {
@@ -239,76 +228,65 @@ int32_t dtr_engine_reset_peak(dtr_engine* engine) {
 
 int32_t dtr_op_log_set(dtr_engine* engine, int32_t mode) {
   return guard([&] {
-    dtr::Engine& of_engine = of(engine);
+    Engine& of_engine = of(engine);
     require_between("mode", mode, DTR_OP_LOG_OFF, DTR_OP_LOG_WRITING);
     of_engine.stop_tuner();
-    of_engine.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred& deferred) {
-      log.set_mode(static_cast<dtr::OpLogRecorder::Mode>(mode), deferred);
+    of_engine.on_op_log([&](OpLogRecorder& log, Deferred& deferred) {
+      log.set_mode(static_cast<OpLogRecorder::Mode>(mode), deferred);
     });
   });
 }
 
 uint64_t dtr_op_log_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity) {
-  return listed(engine, numbers, capacity, "numbers", [&](dtr::Engine& from) {
+  return listed(engine, numbers, capacity, "numbers", [&](Engine& from) {
     return from.on_op_log(
-        [&](dtr::OpLogRecorder& log, dtr::Deferred&) { return log.drain(numbers, capacity); });
+        [&](OpLogRecorder& log, Deferred&) { return log.drain(numbers, capacity); });
   });
 }
 
 int32_t dtr_decisions_set(dtr_engine* engine, int32_t on) {
   return guard([&] {
-    dtr::Engine& in = of(engine);
+    Engine& in = of(engine);
     require_between("on", on, 0, 1);
-    in.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred&) { log.set_deciding(on != 0); });
+    in.on_op_log([&](OpLogRecorder& log, Deferred&) { log.set_deciding(on != 0); });
   });
 }
 
 uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capacity) {
-  return listed(engine, numbers, capacity, "numbers", [&](dtr::Engine& from) {
-    return from.on_op_log([&](dtr::OpLogRecorder& log, dtr::Deferred&) {
-      return log.drain_decisions(numbers, capacity);
-    });
+  return listed(engine, numbers, capacity, "numbers", [&](Engine& from) {
+    return from.on_op_log(
+        [&](OpLogRecorder& log, Deferred&) { return log.drain_decisions(numbers, capacity); });
   });
 }
 
 int32_t dtr_evict(dtr_engine* engine, void* handle) {
-  return on_handle(engine, handle, [&](dtr::Engine& in) { return in.user_evict(handle); });
+  return on_handle(engine, handle, [&](Engine& in) { return in.user_evict(handle); });
 }
 
 int32_t dtr_engine_relocate(dtr_engine* engine, void* handle, const void* avoid_begin,
                             const void* avoid_end) {
-  return on_handle(engine, handle, [&](dtr::Engine& in) {
-    dtr::require_range("avoid_begin", avoid_begin, avoid_end);
+  return on_handle(engine, handle, [&](Engine& in) {
+    require_range("avoid_begin", avoid_begin, avoid_end);
     return in.user_move(handle, avoid_begin, avoid_end);
   });
 }
 
 int32_t dtr_engine_compact(dtr_engine* engine, dtr_pool* pool, uint64_t* moved_bytes) {
   return guard([&] {
-    dtr::Engine& in = of(engine);
+    Engine& in = of(engine);
     of(pool);
     const uint64_t bytes = in.compact(pool);
     if (moved_bytes) *moved_bytes = bytes;
   });
 }
 
-int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, uint64_t count,
-                             uint64_t* moved) {
-  return guard([&] {
-    dtr::Engine& in = of(engine);
-    of(pool);
-    const uint64_t done = in.move_some(pool, seed, count);
-    if (moved) *moved = done;
-  });
-}
-
 int32_t dtr_is_resident(dtr_engine* engine, void* handle) {
-  return on_handle(engine, handle, [&](dtr::Engine& in) { return in.user_is_resident(handle); });
+  return on_handle(engine, handle, [&](Engine& in) { return in.user_is_resident(handle); });
 }
 
 int32_t dtr_why_kept(dtr_engine* engine, void* handle, dtr_holder* out) {
   return guard([&] {
-    dtr::Engine& in = of(engine);
+    Engine& in = of(engine);
     require(handle, "handle");
     require(out, "out");
     *out = in.user_why_kept(handle);
@@ -320,7 +298,7 @@ int32_t dtr_pin(dtr_engine* engine, const void* tensor, int32_t escaped, uint32_
 }
 
 int32_t dtr_unpin(dtr_engine* engine, void* handle) {
-  return on_handle(engine, handle, [&](dtr::Engine& in) { return in.user_unpin(handle); });
+  return on_handle(engine, handle, [&](Engine& in) { return in.user_unpin(handle); });
 }
 
 int32_t dtr_pin_for(dtr_engine* engine, const void* tensor, dtr_pin_owner* owner) {
@@ -353,7 +331,7 @@ int32_t dtr_end_pin(dtr_pin_owner* owner) {
 
 void* dtr_handle_of(dtr_engine* engine, const void* tensor) {
   return answer(static_cast<void*>(nullptr), [&] {
-    const dtr::Engine& in = of(engine);
+    const Engine& in = of(engine);
     check_tensor(in, tensor);
     dtr_tensor_desc desc;
     in.describe(tensor, &desc);
@@ -362,3 +340,5 @@ void* dtr_handle_of(dtr_engine* engine, const void* tensor) {
 }
 
 }  // extern "C"
+
+}  // namespace dtr

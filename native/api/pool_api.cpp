@@ -17,41 +17,27 @@
 
 namespace dtr {
 
-struct DrainedLog {
-  EventLog log;
-  std::vector<Event> drained = std::vector<Event>(EventLog::kBlockEvents);
-};
-
-}  // namespace dtr
-
 namespace {
 
-using dtr::answer;
-using dtr::give;
-using dtr::guard;
-using dtr::of;
-using dtr::require;
-using dtr::require_array;
-
 // The one place that knows all kinds.
-std::unique_ptr<dtr::AnyPool> make_pool(const dtr_pool_options& options) {
+std::unique_ptr<AnyPool> make_pool(const dtr_pool_options& options) {
   const std::string_view driver = options.driver;
-  if (driver == "counted") return std::make_unique<dtr::CountedPool>(options.budget_bytes);
-  if (driver == "guarded") return std::make_unique<dtr::GuardedPool>(options.budget_bytes);
-  return std::make_unique<dtr::Pool>(options);
+  if (driver == "counted") return std::make_unique<CountedPool>(options.budget_bytes);
+  if (driver == "guarded") return std::make_unique<GuardedPool>(options.budget_bytes);
+  return std::make_unique<Pool>(options);
 }
 
 uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
 
 // Memory that a copy reads or writes: in a block in use, for elsewhere nothing may be mapped.
-void require_in_block(dtr::AnyPool& pool, const char* call, const void* address, uint64_t bytes) {
+void require_in_block(AnyPool& pool, const char* call, const void* address, uint64_t bytes) {
   if (bytes == 0) return;
   const uint64_t at = number(address);
   const uint64_t start = pool.contains(at) ? pool.block_start(at) : 0;
   if (start != 0 && bytes <= pool.block_bytes(start) - (at - start)) return;
-  throw dtr::InvalidArgument(std::string(call) + ": address " + dtr::address_text(at) + " with " +
-                             dtr::size_text(bytes) +
-                             " is not in this pool's blocks; allowed: a range in a block in use");
+  throw InvalidArgument(std::string(call) + ": address " + address_text(at) + " with " +
+                        size_text(bytes) +
+                        " is not in this pool's blocks; allowed: a range in a block in use");
 }
 
 void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
@@ -63,207 +49,202 @@ int32_t on_device(dtr_pool* pool, Body&& body) {
 
 }  // namespace
 
-DTR_EXPORT int32_t dtr_abi_version(void) { return 1; }
+extern "C" {
 
-DTR_EXPORT const char* dtr_last_error(void) { return dtr::last_error(); }
+int32_t dtr_abi_version(void) { return 1; }
 
-DTR_EXPORT int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out) {
+const char* dtr_last_error(void) { return last_error(); }
+
+int32_t dtr_pool_create(const dtr_pool_options* options, dtr_pool** out) {
   return give(out, "out", [&] {
     require(options, "options");
     require(options->driver, "driver");
-    return dtr::make_handle<dtr_pool>(make_pool(*options));
+    return make_handle<dtr_pool>(make_pool(*options));
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_destroy(dtr_pool* pool) {
-  return guard([&] { dtr::destroy(pool, [](dtr::AnyPool& closing) { closing.close(); }); });
+int32_t dtr_pool_destroy(dtr_pool* pool) {
+  return guard([&] { destroy(pool, [](AnyPool& closing) { closing.close(); }); });
 }
 
-DTR_EXPORT int32_t dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context) {
+int32_t dtr_pool_set_room(dtr_pool* pool, dtr_room_fn room, void* context) {
   return guard([&] { of(pool).set_room(room, context); });
 }
 
-DTR_EXPORT int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
-                                     void** out) {
+int32_t dtr_pool_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out) {
   return give(out, "out", [&] { return pointer(of(pool).allocate(size_bytes, stream)); });
 }
 
-DTR_EXPORT int32_t dtr_pool_allocate_hinted(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
-                                            int32_t hint, void** out) {
+int32_t dtr_pool_allocate_hinted(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, int32_t hint,
+                                 void** out) {
   return give(out, "out", [&] {
-    dtr::require_between("hint", hint, DTR_HINT_NONE, DTR_HINT_WORKSPACE);
+    require_between("hint", hint, DTR_HINT_NONE, DTR_HINT_WORKSPACE);
     return pointer(of(pool).allocate_hinted(size_bytes, stream, hint));
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_uses_hints(const dtr_pool* pool, uint64_t size_bytes) {
+int32_t dtr_pool_uses_hints(const dtr_pool* pool, uint64_t size_bytes) {
   return answer(0, [&] { return of(pool).uses_hints(size_bytes) ? 1 : 0; });
 }
 
-DTR_EXPORT int32_t dtr_pool_free(dtr_pool* pool, void* address) {
+int32_t dtr_pool_free(dtr_pool* pool, void* address) {
   return guard([&] { of(pool).free(number(address)); });
 }
 
-DTR_EXPORT int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_t stream) {
+int32_t dtr_pool_record_stream(dtr_pool* pool, void* address, uint64_t stream) {
   return guard([&] { of(pool).record_stream(number(address), stream); });
 }
 
-DTR_EXPORT int32_t dtr_pool_arena_open(dtr_pool* pool, uint64_t* arena) {
+int32_t dtr_pool_arena_open(dtr_pool* pool, uint64_t* arena) {
   return give(arena, "arena", [&] { return of(pool).arena_open(); });
 }
 
-DTR_EXPORT int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint64_t size_bytes,
-                                           uint64_t stream, void** out) {
+int32_t dtr_pool_arena_allocate(dtr_pool* pool, uint64_t arena, uint64_t size_bytes,
+                                uint64_t stream, void** out) {
   return give(out, "out",
               [&] { return pointer(of(pool).arena_allocate(arena, size_bytes, stream)); });
 }
 
-DTR_EXPORT int32_t dtr_pool_arena_allocate_at(dtr_pool* pool, uint64_t arena, void* address,
-                                              uint64_t size_bytes, uint64_t stream) {
+int32_t dtr_pool_arena_allocate_at(dtr_pool* pool, uint64_t arena, void* address,
+                                   uint64_t size_bytes, uint64_t stream) {
   return guard([&] { of(pool).arena_allocate_at(arena, number(address), size_bytes, stream); });
 }
 
-DTR_EXPORT int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena) {
+int32_t dtr_pool_arena_close(dtr_pool* pool, uint64_t arena) {
   return guard([&] { of(pool).arena_close(arena); });
 }
 
-DTR_EXPORT int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes) {
+int32_t dtr_pool_set_budget(dtr_pool* pool, uint64_t budget_bytes) {
   return guard([&] { of(pool).set_budget(budget_bytes); });
 }
 
-DTR_EXPORT int32_t dtr_pool_allocate_beyond(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
-                                            void** out) {
+int32_t dtr_pool_allocate_beyond(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out) {
   return give(out, "out", [&] { return pointer(of(pool).allocate_beyond(size_bytes, stream)); });
 }
 
-DTR_EXPORT int32_t dtr_pool_free_beyond(dtr_pool* pool, void* address) {
+int32_t dtr_pool_free_beyond(dtr_pool* pool, void* address) {
   return guard([&] { of(pool).free_beyond(number(address)); });
 }
 
-DTR_EXPORT int32_t dtr_pool_add_peer(dtr_pool* pool, int32_t device) {
+int32_t dtr_pool_add_peer(dtr_pool* pool, int32_t device) {
   return guard([&] {
-    dtr::AnyPool& at = of(pool);
-    dtr::require_between("device", device, 0, INT32_MAX);
+    AnyPool& at = of(pool);
+    require_between("device", device, 0, INT32_MAX);
     at.add_peer(device);
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_trim(dtr_pool* pool, uint64_t* returned_bytes) {
+int32_t dtr_pool_trim(dtr_pool* pool, uint64_t* returned_bytes) {
   return guard([&] {
     uint64_t returned = of(pool).trim();
     if (returned_bytes != nullptr) *returned_bytes = returned;
   });
 }
 
-DTR_EXPORT uint64_t dtr_pool_block_bytes(dtr_pool* pool, const void* address) {
+uint64_t dtr_pool_block_bytes(dtr_pool* pool, const void* address) {
   return answer(uint64_t{0}, [&] {
-    dtr::AnyPool& in = of(pool);
+    AnyPool& in = of(pool);
     return in.contains(number(address)) ? in.block_bytes(number(address)) : 0;
   });
 }
 
-DTR_EXPORT void* dtr_pool_block_start(dtr_pool* pool, const void* address) {
+void* dtr_pool_block_start(dtr_pool* pool, const void* address) {
   return answer(static_cast<void*>(nullptr), [&] {
-    dtr::AnyPool& in = of(pool);
+    AnyPool& in = of(pool);
     return in.contains(number(address)) ? pointer(in.block_start(number(address))) : nullptr;
   });
 }
 
-DTR_EXPORT uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address) {
+uint64_t dtr_pool_free_beside(dtr_pool* pool, const void* address) {
   return answer(uint64_t{0}, [&] {
-    dtr::AnyPool& in = of(pool);
+    AnyPool& in = of(pool);
     return in.contains(number(address)) ? in.free_beside(number(address)) : 0;
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_take_openings(dtr_pool* pool, dtr_opening* openings, uint64_t capacity,
-                                          uint64_t* count) {
+int32_t dtr_pool_take_openings(dtr_pool* pool, dtr_opening* openings, uint64_t capacity,
+                               uint64_t* count) {
   return give(count, "count", [&] {
     require_array(openings, capacity, "openings");
     return of(pool).take_openings(openings, capacity);
   });
 }
 
-DTR_EXPORT void* dtr_pool_slabs_begin(const dtr_pool* pool) {
+void* dtr_pool_slabs_begin(const dtr_pool* pool) {
   return answer(static_cast<void*>(nullptr), [&] { return pointer(of(pool).slabs_begin()); });
 }
 
-DTR_EXPORT uint64_t dtr_pool_unused_bytes(dtr_pool* pool) {
+uint64_t dtr_pool_unused_bytes(dtr_pool* pool) {
   return answer(uint64_t{0}, [&] { return of(pool).unused_bytes(); });
 }
 
-DTR_EXPORT int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out) {
+int32_t dtr_pool_get_room(dtr_pool* pool, uint64_t size_bytes, dtr_pool_room* out) {
   return give(out, "out", [&] { return of(pool).room_info(size_bytes); });
 }
 
-DTR_EXPORT uint64_t dtr_pool_lacking_chunks(dtr_pool* pool, uint64_t size_bytes) {
+uint64_t dtr_pool_lacking_chunks(dtr_pool* pool, uint64_t size_bytes) {
   return answer(UINT64_MAX, [&] { return of(pool).lacking_chunks(size_bytes); });
 }
 
-DTR_EXPORT int32_t dtr_pool_run(dtr_pool* pool, const void* address, dtr_run_block* blocks,
-                                uint64_t capacity, uint64_t* count) {
+int32_t dtr_pool_run(dtr_pool* pool, const void* address, dtr_run_block* blocks, uint64_t capacity,
+                     uint64_t* count) {
   return give(count, "count", [&] {
     require_array(blocks, capacity, "blocks");
     return of(pool).run(number(address), blocks, capacity);
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_contains(const dtr_pool* pool, const void* address) {
+int32_t dtr_pool_contains(const dtr_pool* pool, const void* address) {
   return answer(0, [&] { return of(pool).contains(number(address)) ? 1 : 0; });
 }
 
-DTR_EXPORT int32_t dtr_pool_order(dtr_pool* pool, uint64_t stream, uint64_t after) {
-  return on_device(pool, [&](dtr::DeviceWork& work) { work.order(stream, after); });
+int32_t dtr_pool_order(dtr_pool* pool, uint64_t stream, uint64_t after) {
+  return on_device(pool, [&](DeviceWork& work) { work.order(stream, after); });
 }
 
-DTR_EXPORT int32_t dtr_pool_order_uses(dtr_pool* pool, void* address, uint64_t stream) {
+int32_t dtr_pool_order_uses(dtr_pool* pool, void* address, uint64_t stream) {
   return guard([&] { of(pool).order_uses(number(address), stream); });
 }
 
-DTR_EXPORT int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer) {
+int32_t dtr_pool_time_begin(dtr_pool* pool, uint64_t stream, uint64_t* timer) {
   return give(timer, "timer", [&] {
-    return of(pool).on_device([&](dtr::DeviceWork& work) { return work.timers().begin(stream); });
+    return of(pool).on_device([&](DeviceWork& work) { return work.timers().begin(stream); });
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_time_end(dtr_pool* pool, uint64_t timer) {
-  return on_device(pool, [&](dtr::DeviceWork& work) { work.timers().end(timer); });
+int32_t dtr_pool_time_end(dtr_pool* pool, uint64_t timer) {
+  return on_device(pool, [&](DeviceWork& work) { work.timers().end(timer); });
 }
 
-DTR_EXPORT int32_t dtr_pool_time_drop(dtr_pool* pool, uint64_t timer) {
-  return on_device(pool, [&](dtr::DeviceWork& work) { work.timers().drop(timer); });
+int32_t dtr_pool_time_drop(dtr_pool* pool, uint64_t timer) {
+  return on_device(pool, [&](DeviceWork& work) { work.timers().drop(timer); });
 }
 
-DTR_EXPORT uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns,
-                                   uint64_t capacity) {
+uint64_t dtr_pool_times(dtr_pool* pool, uint64_t* timers, int64_t* ns, uint64_t capacity) {
   return answer(uint64_t{0}, [&] {
-    dtr::AnyPool& in = of(pool);
+    AnyPool& in = of(pool);
     require_array(timers, capacity, "timers");
     require_array(ns, capacity, "ns");
-    return in.on_device(
-        [&](dtr::DeviceWork& work) { return work.timers().read(timers, ns, capacity); });
+    return in.on_device([&](DeviceWork& work) { return work.timers().read(timers, ns, capacity); });
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
-                                         void** out) {
+int32_t dtr_pool_try_allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, void** out) {
   return give(out, "out", [&] { return pointer(of(pool).try_allocate(size_bytes, stream)); });
 }
 
-DTR_EXPORT int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
-                                        const void* begin, const void* end, int32_t packed,
-                                        void** out) {
+int32_t dtr_pool_try_outside(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
+                             const void* begin, const void* end, int32_t packed, void** out) {
   return give(out, "out", [&] {
-    dtr::require_range("begin", begin, end);
-    dtr::require_between("packed", packed, 0, 1);
+    require_range("begin", begin, end);
+    require_between("packed", packed, 0, 1);
     return pointer(
         of(pool).try_outside(size_bytes, stream, number(begin), number(end), packed != 0));
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_try_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream,
-                                   const void* address, void** in_the_way, uint64_t capacity,
-                                   uint64_t* count, void** out) {
+int32_t dtr_pool_try_at(dtr_pool* pool, uint64_t size_bytes, uint64_t stream, const void* address,
+                        void** in_the_way, uint64_t capacity, uint64_t* count, void** out) {
   return guard([&] {
     require(out, "out");
     require(count, "count");
@@ -279,10 +260,10 @@ DTR_EXPORT int32_t dtr_pool_try_at(dtr_pool* pool, uint64_t size_bytes, uint64_t
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_copy(dtr_pool* pool, void* to, const void* from, uint64_t size_bytes,
-                                 uint64_t stream, uint64_t* timer) {
+int32_t dtr_pool_copy(dtr_pool* pool, void* to, const void* from, uint64_t size_bytes,
+                      uint64_t stream, uint64_t* timer) {
   return guard([&] {
-    dtr::AnyPool& in = of(pool);
+    AnyPool& in = of(pool);
     require_in_block(in, "copy", to, size_bytes);
     require_in_block(in, "copy", from, size_bytes);
     if (timer != nullptr) *timer = 0;
@@ -291,106 +272,103 @@ DTR_EXPORT int32_t dtr_pool_copy(dtr_pool* pool, void* to, const void* from, uin
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out) {
+int32_t dtr_pool_host_allocate(dtr_pool* pool, uint64_t size_bytes, void** out) {
   return give(out, "out", [&] {
     return pointer(
-        of(pool).on_device([&](dtr::DeviceWork& work) { return work.host_allocate(size_bytes); }));
+        of(pool).on_device([&](DeviceWork& work) { return work.host_allocate(size_bytes); }));
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_host_free(dtr_pool* pool, void* host) {
-  return on_device(pool, [&](dtr::DeviceWork& work) {
+int32_t dtr_pool_host_free(dtr_pool* pool, void* host) {
+  return on_device(pool, [&](DeviceWork& work) {
     if (host) work.host_free(number(host));
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address,
-                                     uint64_t size_bytes, uint64_t stream) {
+int32_t dtr_pool_copy_out(dtr_pool* pool, void* host, const void* address, uint64_t size_bytes,
+                          uint64_t stream) {
   return guard([&] {
     require_in_block(of(pool), "copy_out", address, size_bytes);
-    of(pool).on_device([&](dtr::DeviceWork& work) {
+    of(pool).on_device([&](DeviceWork& work) {
       work.copy_out(number(host), number(address), size_bytes, stream);
     });
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host,
-                                    uint64_t size_bytes, uint64_t stream) {
+int32_t dtr_pool_copy_in(dtr_pool* pool, void* address, const void* host, uint64_t size_bytes,
+                         uint64_t stream) {
   return guard([&] {
     require_in_block(of(pool), "copy_in", address, size_bytes);
-    of(pool).on_device([&](dtr::DeviceWork& work) {
-      work.copy_in(number(address), number(host), size_bytes, stream);
-    });
+    of(pool).on_device(
+        [&](DeviceWork& work) { work.copy_in(number(address), number(host), size_bytes, stream); });
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream) {
+int32_t dtr_pool_synchronize(dtr_pool* pool, uint64_t stream) {
   return guard([&] { of(pool).synchronize(stream); });
 }
 
-DTR_EXPORT int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream) {
+int32_t dtr_pool_side_stream(dtr_pool* pool, uint64_t* stream) {
   return give(stream, "stream", [&] {
-    return of(pool).on_device([](dtr::DeviceWork& work) { return work.side_stream(); });
+    return of(pool).on_device([](DeviceWork& work) { return work.side_stream(); });
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out) {
+int32_t dtr_pool_get_stats(dtr_pool* pool, dtr_pool_stats* out) {
   return give(out, "out", [&] { return of(pool).stats(); });
 }
 
-DTR_EXPORT int32_t dtr_pool_reset_peak(dtr_pool* pool) {
+int32_t dtr_pool_reset_peak(dtr_pool* pool) {
   return guard([&] { of(pool).reset_peak(); });
 }
 
-DTR_EXPORT int32_t dtr_pool_snapshot(dtr_pool* pool, dtr_block* blocks, uint64_t capacity,
-                                     uint64_t* count) {
+int32_t dtr_pool_snapshot(dtr_pool* pool, dtr_block* blocks, uint64_t capacity, uint64_t* count) {
   return guard([&] {
     require(count, "count");
     require_array(blocks, capacity, "blocks");
-    const std::vector<dtr::BlockInfo> all = of(pool).snapshot();
+    const std::vector<BlockInfo> all = of(pool).snapshot();
     std::copy_n(all.begin(), std::min<uint64_t>(all.size(), capacity), blocks);
     *count = all.size();
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_check_invariants(dtr_pool* pool) {
+int32_t dtr_pool_check_invariants(dtr_pool* pool) {
   return guard([&] {
     std::string broken = of(pool).check_invariants();
-    if (!broken.empty()) throw dtr::StateError(broken);
+    if (!broken.empty()) throw StateError(broken);
   });
 }
 
-DTR_EXPORT int32_t dtr_cuda_probe(const char* library_path, int32_t* device_count) {
+int32_t dtr_cuda_probe(const char* library_path, int32_t* device_count) {
   return guard([&] {
-    int32_t count = dtr::cuda_probe(library_path);
+    int32_t count = cuda_probe(library_path);
     if (device_count != nullptr) *device_count = count;
   });
 }
 
-DTR_EXPORT int32_t dtr_cuda_set_library(const char* library_path) {
-  return guard([&] { dtr::cuda_set_library(library_path); });
+int32_t dtr_cuda_set_library(const char* library_path) {
+  return guard([&] { cuda_set_library(library_path); });
 }
 
-DTR_EXPORT int32_t dtr_event_log_create(dtr_event_log** out) {
-  return give(out, "out",
-              [&] { return dtr::make_handle<dtr_event_log>(std::make_unique<dtr::DrainedLog>()); });
+int32_t dtr_event_log_create(dtr_event_log** out) {
+  return give(out, "out", [&] { return make_handle<dtr_event_log>(std::make_unique<EventLog>()); });
 }
 
-DTR_EXPORT int32_t dtr_event_log_destroy(dtr_event_log* log) {
+int32_t dtr_event_log_destroy(dtr_event_log* log) {
   if (log == nullptr) return DTR_OK;
   return guard([&] {
-    dtr::destroy(log, [](const dtr::DrainedLog& closing) {
-      if (const uint32_t writers = closing.log.writers())
-        throw dtr::StateError("the log is written to by " + std::to_string(writers) +
-                              " pools; take it from them first (dtr_pool_set_log)");
+    destroy(log, [](const EventLog& closing) {
+      if (const uint32_t writers = closing.writers())
+        throw StateError("the log is written to by " + std::to_string(writers) +
+                         " pools; take it from them first (dtr_pool_set_log)");
     });
   });
 }
 
-DTR_EXPORT uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_columns* columns,
-                                        uint64_t capacity) {
+uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_columns* columns,
+                             uint64_t capacity) {
   return answer(uint64_t{0}, [&] {
-    dtr::DrainedLog& from = of(log);
+    EventLog& from = of(log);
     require(columns, "columns");
     require_array(columns->kind, capacity, "columns.kind");
     require_array(columns->time_ns, capacity, "columns.time_ns");
@@ -400,47 +378,30 @@ DTR_EXPORT uint64_t dtr_event_log_drain(dtr_event_log* log, const dtr_event_colu
     require_array(columns->device, capacity, "columns.device");
     require_array(columns->op, capacity, "columns.op");
     require_array(columns->place, capacity, "columns.place");
-    std::vector<dtr::Event>& events = from.drained;
-    uint64_t done = 0;
-    while (capacity - done >= events.size()) {
-      const uint64_t count = from.log.drain(events.data(), events.size());
-      if (count == 0) break;
-      for (uint64_t i = 0; i < count; ++i, ++done) {
-        const dtr::Event& event = events[i];
-        columns->kind[done] = static_cast<uint8_t>(event.kind);
-        columns->time_ns[done] = event.time_ns;
-        columns->address[done] = event.address;
-        columns->size_bytes[done] = event.size_bytes;
-        columns->stream[done] = event.stream;
-        columns->device[done] = event.device;
-        columns->op[done] = event.op;
-        columns->place[done] = event.place;
-      }
-    }
-    return done;
+    return from.drain(*columns, capacity);
   });
 }
 
-DTR_EXPORT uint64_t dtr_event_log_lost(const dtr_event_log* log) {
-  return answer(uint64_t{0}, [&] { return of(log).log.lost(); });
+uint64_t dtr_event_log_lost(const dtr_event_log* log) {
+  return answer(uint64_t{0}, [&] { return of(log).lost(); });
 }
 
-DTR_EXPORT int32_t dtr_pool_set_log(dtr_pool* pool, dtr_event_log* log, uint16_t device) {
-  return guard([&] { of(pool).set_log(log == nullptr ? nullptr : &of(log).log, device); });
+int32_t dtr_pool_set_log(dtr_pool* pool, dtr_event_log* log, uint16_t device) {
+  return guard([&] { of(pool).set_log(log == nullptr ? nullptr : &of(log), device); });
 }
 
-DTR_EXPORT int32_t dtr_pool_note(dtr_pool* pool, int32_t kind, const void* address,
-                                 uint64_t size_bytes) {
+int32_t dtr_pool_note(dtr_pool* pool, int32_t kind, const void* address, uint64_t size_bytes) {
   return guard([&] {
-    dtr::AnyPool& at = of(pool);
-    dtr::require_between("kind", kind, 0, DTR_EVENT_KINDS - 1);
+    AnyPool& at = of(pool);
+    require_between("kind", kind, 0, DTR_EVENT_KINDS - 1);
     at.note(static_cast<uint8_t>(kind), number(address), size_bytes);
   });
 }
 
-DTR_EXPORT int32_t dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to,
-                                      uint64_t size_bytes) {
+int32_t dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to, uint64_t size_bytes) {
   return guard([&] { of(pool).note_move(number(from), number(to), size_bytes); });
 }
 
-DTR_EXPORT void dtr_running_op(uint64_t op_key) { dtr::running_op_of_thread() = op_key; }
+}  // extern "C"
+
+}  // namespace dtr

@@ -23,27 +23,25 @@ __attribute__((noinline)) inline void set_last_error(const char* message) noexce
 }
 inline const char* last_error() noexcept { return last_error_of_thread; }
 
+inline int32_t status_of(const std::exception& error) noexcept {
+  if (dynamic_cast<const OutOfMemory*>(&error)) return DTR_OUT_OF_MEMORY;
+  if (dynamic_cast<const DriverError*>(&error)) return DTR_DRIVER;
+  if (dynamic_cast<const InvalidArgument*>(&error)) return DTR_INVALID;
+  return DTR_STATE;  // StateError, and what nobody foresaw
+}
+
 // Runs body() and returns DTR_OK, or keeps the exception's message and returns its code.
 template <typename Body>
 int32_t guard(Body&& body) noexcept {
   try {
     body();
     return DTR_OK;
-  } catch (const OutOfMemory& error) {
-    set_last_error(error.what());
-    return DTR_OUT_OF_MEMORY;
-  } catch (const DriverError& error) {
-    set_last_error(error.what());
-    return DTR_DRIVER;
-  } catch (const InvalidArgument& error) {
-    set_last_error(error.what());
-    return DTR_INVALID;
   } catch (const std::bad_alloc&) {
     set_last_error("out of host memory for the allocator's own records");
     return DTR_OUT_OF_MEMORY;
-  } catch (const std::exception& error) {  // StateError, and what nobody foresaw
+  } catch (const std::exception& error) {
     set_last_error(error.what());
-    return DTR_STATE;
+    return status_of(error);
   } catch (...) {
     set_last_error("a callback threw what is no std::exception");
     return DTR_STATE;

@@ -26,7 +26,7 @@ namespace dtr {
 
 class AnyPool;
 class Engine;
-struct DrainedLog;
+class EventLog;
 namespace fragment {
 class Events;
 class Walk;
@@ -55,7 +55,7 @@ struct HandleOf;
 template <>
 struct HandleOf<dtr_pool> : Handled<Kind::pool, AnyPool> {};
 template <>
-struct HandleOf<dtr_event_log> : Handled<Kind::event_log, DrainedLog> {};
+struct HandleOf<dtr_event_log> : Handled<Kind::event_log, EventLog> {};
 template <>
 struct HandleOf<dtr_engine> : Handled<Kind::engine, Engine> {};
 template <>

@@ -10,7 +10,6 @@
 #include "base/ranges.h"
 #include "base/scoped_timer.h"
 #include "graph/heap_blocks.h"
-#include "policy/score.h"
 
 namespace dtr {
 
@@ -22,9 +21,6 @@ constexpr size_t kMostLooks = 16;
 
 // Of a scan of the heap, for each block: a price, not a reading, so that two runs decide alike.
 constexpr double kScanNs = 100;
-
-// Of move_some(), for each storage that can be moved.
-constexpr uint64_t kMostDraws = 64;
 
 uint64_t number(const void* address) { return reinterpret_cast<uint64_t>(address); }
 const void* pointer(uint64_t address) { return reinterpret_cast<const void*>(address); }
@@ -98,24 +94,6 @@ uint64_t Compactor::compact(dtr_pool* pool, Deferred& deferred) {
     if (storage) mover_.move(storage, storage->address, pointer(UINT64_MAX), false, deferred);
   }
   return environment_.stats.moved_bytes - before;
-}
-
-uint64_t Compactor::move_some(const dtr_pool* pool, uint64_t seed, uint64_t count,
-                              Deferred& deferred) {
-  std::vector<Storage*> movable;
-  graph_.by_address.for_each([&](const void* address, Storage* storage) {
-    if (mover_.is_movable(storage) && dtr_pool_contains(pool, address)) movable.push_back(storage);
-  });
-  std::sort(movable.begin(), movable.end(),
-            [](const Storage* a, const Storage* b) { return a->id < b->id; });
-  Random random(seed);
-  uint64_t moved = 0;
-  const uint64_t draws = std::min(count, kMostDraws * movable.size());
-  for (uint64_t draw = 0; draw < draws; ++draw) {
-    Storage* storage = movable[random.below(movable.size())];
-    if (mover_.move(storage, nullptr, nullptr, false, deferred)) ++moved;
-  }
-  return moved;
 }
 
 bool Compactor::is_on() const {

@@ -35,8 +35,6 @@ class Compactor {
   // ---- at a user's request ----
   // Moves what it can towards the low addresses. Returns bytes moved.
   uint64_t compact(dtr_pool* pool, Deferred& deferred);
-  // Moves random contents of a pool. Returns how many.
-  uint64_t move_some(const dtr_pool* pool, uint64_t seed, uint64_t count, Deferred& deferred);
 
   // ---- during a search for victims ----
   // Whether copies are weighed against evictions.

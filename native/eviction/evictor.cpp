@@ -15,13 +15,12 @@ bool Evictor::is_better_swapped(Storage* storage) {
                                       : static_cast<double>(cost_of(storage)));
 }
 
-bool Evictor::evict(Storage* storage, EvictionCause cause, Deferred& deferred,
-                    std::unique_lock<EngineMutex>& lock) {
-  if (!is_better_swapped(storage)) return give_up(storage, cause, deferred);
-  const SwapSpace::Outcome outcome = parts_.swap_space.swap_out(storage, cause, deferred, lock);
+bool Evictor::evict(Storage* storage, EvictionCause cause, EngineCall& call) {
+  if (!is_better_swapped(storage)) return give_up(storage, cause, call.deferred);
+  const SwapSpace::Outcome outcome = parts_.swap_space.swap_out(storage, cause, call);
   if (outcome != SwapSpace::Outcome::no_host_memory) return outcome == SwapSpace::Outcome::done;
-  const bool is_gone = give_up(storage, cause, deferred);
-  parts_.lifecycle.unlock(storage, deferred);
+  const bool is_gone = give_up(storage, cause, call.deferred);
+  parts_.lifecycle.unlock(storage, call.deferred);
   return is_gone;
 }
 
@@ -60,8 +59,8 @@ bool Evictor::give_up(Storage* storage, EvictionCause cause, Deferred& deferred)
   return true;
 }
 
-Storage* Evictor::evict_all(const std::vector<Storage*>& victims, Deferred& deferred,
-                            std::unique_lock<EngineMutex>& lock, size_t* evicted) {
+Storage* Evictor::evict_all(const std::vector<Storage*>& victims, EngineCall& call,
+                            size_t* evicted) {
   *evicted = 0;
   Storage* const first = victims.front();
   // A copy to host memory lets go of the mutex: the others' records stay, whatever becomes of them,
@@ -72,17 +71,17 @@ Storage* Evictor::evict_all(const std::vector<Storage*>& victims, Deferred& defe
   // A copy may throw: then the rest must be unlocked, too.
   struct Waiting {
     Lifecycle& lifecycle;
-    Deferred& deferred;
+    EngineCall& call;
     const std::vector<Storage*>& storages;
     size_t next = 0;
     ~Waiting() {
-      while (next < storages.size()) lifecycle.unlock(storages[next++], deferred);
+      while (next < storages.size()) lifecycle.unlock(storages[next++], call.deferred);
     }
   };
   Storage* failed = nullptr;
   {
-    Waiting waiting{parts_.lifecycle, deferred, others};
-    if (evict(first, EvictionCause::room, deferred, lock))
+    Waiting waiting{parts_.lifecycle, call, others};
+    if (evict(first, EvictionCause::room, call))
       ++*evicted;
     else
       failed = first;
@@ -95,13 +94,12 @@ Storage* Evictor::evict_all(const std::vector<Storage*>& victims, Deferred& defe
       ++waiting.next;
       if (!storage->live && !storage->children) {
         // It was dropped meanwhile: the record goes, and its memory.
-        parts_.lifecycle.unlock(storage, deferred);
+        parts_.lifecycle.unlock(storage, call.deferred);
         continue;
       }
       --storage->locks;
       parts_.costs.bounds().unpark(storage);  // a search of another thread may have met it locked
-      if (parts_.search.is_free_to_go(storage) &&
-          evict(storage, EvictionCause::room, deferred, lock))
+      if (parts_.search.is_free_to_go(storage) && evict(storage, EvictionCause::room, call))
         ++*evicted;
       else
         failed = storage;
@@ -111,35 +109,33 @@ Storage* Evictor::evict_all(const std::vector<Storage*>& victims, Deferred& defe
   return failed;
 }
 
-bool Evictor::preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock) {
+bool Evictor::preempt(Device& device, EngineCall& call) {
   const SearchContext context = parts_.search.context_of(device);
   const auto alone_ns = [this](const Storage* storage) { return parts_.costs.alone_ns(storage); };
   while (Storage* waiting = parts_.waiting.choose(device, context, alone_ns)) {
     parts_.waiting.note_preemption(waiting);
-    if (!evict(waiting, EvictionCause::room, deferred, lock)) continue;
+    if (!evict(waiting, EvictionCause::room, call)) continue;
     ++parts_.environment.stats.preemptions;
     return true;
   }
   return false;
 }
 
-bool Evictor::put_aside(const Device& device, Deferred& deferred,
-                        std::unique_lock<EngineMutex>& lock) {
+bool Evictor::put_aside(const Device& device, EngineCall& call) {
   Storage* storage = parts_.swap_space.settled_on(device);
   if (!storage) return false;
-  if (parts_.swap_space.swap_out(storage, EvictionCause::room, deferred, lock) ==
-      SwapSpace::Outcome::done)
+  if (parts_.swap_space.swap_out(storage, EvictionCause::room, call) == SwapSpace::Outcome::done)
     return true;
   // Its handle cannot be held just now: another one may do.
   struct Locked {
     Lifecycle& lifecycle;
-    Deferred& deferred;
+    EngineCall& call;
     Storage* storage;
-    ~Locked() { lifecycle.unlock(storage, deferred); }
+    ~Locked() { lifecycle.unlock(storage, call.deferred); }
   };
   ++storage->locks;
-  const Locked locked{parts_.lifecycle, deferred, storage};
-  return put_aside(device, deferred, lock);
+  const Locked locked{parts_.lifecycle, call, storage};
+  return put_aside(device, call);
 }
 
 }  // namespace dtr

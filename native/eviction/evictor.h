@@ -40,19 +40,17 @@ class Evictor {
 
   // Takes the memory of a candidate. False, and nothing changed, if its handle cannot be held just
   // now (it is dying, or only a Python wrapper refers to it), or if the host has no memory for it.
-  bool evict(Storage* storage, EvictionCause cause, Deferred& deferred,
-             std::unique_lock<EngineMutex>& lock);
+  bool evict(Storage* storage, EvictionCause cause, EngineCall& call);
   // The same, and never swaps: it is to be computed again. False, too, if it cannot be.
   bool give_up(Storage* storage, EvictionCause cause, Deferred& deferred);
   // Evicts what was chosen, one after the other; null if all went, else the first that cannot be
   // had just now. *evicted: how many went.
-  Storage* evict_all(const std::vector<Storage*>& victims, Deferred& deferred,
-                     std::unique_lock<EngineMutex>& lock, size_t* evicted);
+  Storage* evict_all(const std::vector<Storage*>& victims, EngineCall& call, size_t* evicted);
   // Evicts what only waits (R11). False if there is nothing.
-  bool preempt(Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  bool preempt(Device& device, EngineCall& call);
   // Has a content that had to become a constant go to host memory (SwapSpace::settled_on). False if
   // there is none. Throws OutOfMemory if the host has no memory.
-  bool put_aside(const Device& device, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  bool put_aside(const Device& device, EngineCall& call);
   // What evicting it costs, where nothing is known of when it is needed again.
   double loss_ns(Storage* storage) {
     return is_unneeded(storage) ? 0 : parts_.costs.evict_ns(storage);

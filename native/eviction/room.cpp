@@ -14,14 +14,14 @@ namespace dtr {
 // that thread happens in between: no request for room, no code of others.
 class RoomMaker::Evicting {
  public:
-  Evicting(RoomMaker& room, Deferred& deferred) : room_(room), deferred_(deferred) {}
+  Evicting(RoomMaker& room, EngineCall& call) : room_(room), call_(call) {}
   Evicting(const Evicting&) = delete;
   Evicting& operator=(const Evicting&) = delete;
-  // Without the mutex.
   ~Evicting() {
+    if (call_.lock.owns_lock()) call_.lock.unlock();
     if (!begun_) return;
-    deferred_.free_blocks();
-    std::lock_guard<EngineMutex> lock(room_.parts_.mutex);
+    call_.deferred.free_blocks();
+    call_.lock.lock();
     end();
   }
 
@@ -38,7 +38,7 @@ class RoomMaker::Evicting {
 
  private:
   RoomMaker& room_;
-  Deferred& deferred_;
+  EngineCall& call_;
   bool begun_ = false;
 };
 
@@ -62,8 +62,7 @@ double RoomMaker::remap_ns(const Device& device, const dtr_pool_room& room,
 // smallest budgets windows then evict what is needed at once. Memory is remapped where that costs
 // less than what would be evicted, and where no window helps. Once e* has taken over from the marginal
 // cost (repeat_rate.h), there are no windows.
-RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
-                                         std::unique_lock<EngineMutex>& lock) {
+RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes, EngineCall& call) {
   const ScopedTimer timer(parts_.environment.stats.search_ns);
   SearchSample& sample = parts_.environment.search_sample;
   std::optional<ScopedTimer<int64_t, thread_ns>> processor;
@@ -92,7 +91,7 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes,
   }
   Storage* single = nullptr;
   if (options.heuristic.select == DTR_SELECT_CALLBACK)
-    single = parts_.search.choose_by_callback(device, context, lock);
+    single = parts_.search.choose_by_callback(device, context, call.lock);
   else if (way != DTR_ROOM_WINDOW)
     single = parts_.search.choose(device, context);
   victims_.clear();  // not before: a callback lets another thread choose
@@ -135,12 +134,13 @@ bool RoomMaker::settle_a_constant(const Device& device, Deferred& deferred) {
 
 // Evicts what was chosen for the request, or lets go of a constant, or moves what lies in the way,
 // or evicts what only waits, or, as the last resort, has what was settled go to host memory.
-int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& deferred) {
+int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, EngineCall& call) {
+  Deferred& deferred = call.deferred;
   dtr_engine_stats& stats = parts_.environment.stats;
   // The bytes are there, but not in one piece.
   const bool fragmented = dtr_pool_unused_bytes(device.pool) >= size_bytes;
-  Evicting evicting(*this, deferred);
-  std::unique_lock<EngineMutex> lock(parts_.mutex);
+  Evicting evicting(*this, call);
+  call.lock.lock();
   parts_.environment.observers.notify(&Observer::asked_for_room, size_bytes);
   // Locked, so that the next search passes over them.
   struct Refused {
@@ -155,7 +155,7 @@ int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& defe
   {
     Refused refused{parts_.lifecycle, deferred, {}};
     while (!freed) {
-      const Way way = choose_victims(device, size_bytes, lock);
+      const Way way = choose_victims(device, size_bytes, call);
       if (way == Way::remap)
         return parts_.compactor.open_hole_instead(device, size_bytes, remap_ns_, deferred)
                    ? DTR_ROOM_IS_FREED
@@ -171,7 +171,7 @@ int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& defe
       }
       size_t evicted = 0;
       evicting.begin();
-      Storage* failed = parts_.evictor.evict_all(victims_, deferred, lock, &evicted);
+      Storage* failed = parts_.evictor.evict_all(victims_, call, &evicted);
       freed |= evicted > 0;
       if (is_window) stats.window_evictions += evicted;
       if (fragmented) stats.contiguity_evictions += evicted;
@@ -183,7 +183,7 @@ int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& defe
     }
   }
   if (!freed && evicting_ > 0) {
-    evicted_.wait(lock);
+    evicted_.wait(call.lock);
     return DTR_ROOM_IS_FREED;
   }
   freed = freed || settle_a_constant(device, deferred);
@@ -194,8 +194,7 @@ int32_t RoomMaker::make_room(Device& device, uint64_t size_bytes, Deferred& defe
   }
   if (!freed) {
     evicting.begin();
-    freed = parts_.evictor.preempt(device, deferred, lock) ||
-            parts_.evictor.put_aside(device, deferred, lock);
+    freed = parts_.evictor.preempt(device, call) || parts_.evictor.put_aside(device, call);
     if (!freed) evicting.end();
   }
   return freed ? DTR_ROOM_IS_FREED : DTR_ROOM_IS_NONE;

@@ -44,14 +44,14 @@ class RoomMaker {
 
   // The answer to a pool that asks for room (DTR_ROOM_...); without the mutex, which it takes.
   // Throws StateError if a callback heuristic fails, OutOfMemory if a copy finds no host memory.
-  int32_t make_room(Device& device, uint64_t size_bytes, Deferred& deferred);
+  int32_t make_room(Device& device, uint64_t size_bytes, EngineCall& call);
 
  private:
   // How a request gets its place: by evicting one, or neighbors, or with memory from elsewhere.
   enum class Way { single, window, remap };
   class Evicting;
 
-  Way choose_victims(Device& device, uint64_t size_bytes, std::unique_lock<EngineMutex>& lock);
+  Way choose_victims(Device& device, uint64_t size_bytes, EngineCall& call);
   double remap_ns(const Device& device, const dtr_pool_room& room, uint64_t size_bytes) const;
   bool settle_a_constant(const Device& device, Deferred& deferred);
 

@@ -84,8 +84,7 @@ Storage* SwapSpace::settled_on(const Device& device) {
   return stalest;
 }
 
-SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, Deferred& deferred,
-                                       std::unique_lock<EngineMutex>& lock) {
+SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, EngineCall& call) {
   const dtr_framework* framework = environment_.framework;
   if (!host_.has_room(storage->size_bytes)) return Outcome::not_now;
   void* const handle = storage->handle;
@@ -93,14 +92,14 @@ SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, De
   if (storage->live) {
     if (!framework->retain_strong(handle)) return Outcome::not_now;
     // Dropped after the mutex: ours may be the last reference by then.
-    deferred.release_strong(handle);
+    call.deferred.release_strong(handle);
     if (!framework->detach(handle, storage)) return Outcome::not_now;
   } else if (handle) {
     // Only who holds a weak reference may count the strong ones.
     framework->retain_weak(handle);
-    deferred.release_weak(handle);
+    call.deferred.release_weak(handle);
     if (framework->strong_count(handle) > 1 || !framework->take(handle)) return Outcome::not_now;
-    lifecycle_.lose_handle(storage, deferred);
+    lifecycle_.lose_handle(storage, call.deferred);
   }
   Device& device = devices_.of(storage);
   const uint64_t bytes = storage->size_bytes;
@@ -121,7 +120,7 @@ SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, De
   const uint64_t stream = streams_.of_last_use(storage);
   const bool timed = is_timed(device.type, device.way_out, bytes);
 
-  lock.unlock();
+  call.lock.unlock();
   for (HostCopy* old : surplus) give_back(old);
   int64_t begin = 0, end = 0;
   const int32_t status = guard([&] {
@@ -140,7 +139,7 @@ SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, De
     dtr_pool_free(copy->pool, address);
   });
   const std::string text = status == DTR_OK ? "" : dtr_last_error();
-  lock.lock();
+  call.lock.lock();
 
   copy->moving = false;
   copy->stream = stream;
@@ -153,7 +152,7 @@ SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, De
     lifecycle_.become_resident(storage, address);
     if (!storage->live && !storage->parent) dead_.keep(storage);
     if (!has_buffer && storage->parent) return Outcome::no_host_memory;
-    lifecycle_.unlock(storage, deferred);
+    lifecycle_.unlock(storage, call.deferred);
     throw_status(status, "swap: the content of storage " + std::to_string(storage->id) + ", " +
                              size_text(bytes) + ", cannot go to host memory, of which " +
                              size_text(host_.in_use_bytes()) + " of " +
@@ -164,14 +163,13 @@ SwapSpace::Outcome SwapSpace::swap_out(Storage* storage, EvictionCause cause, De
   environment_.stats.swapped_out_bytes += bytes;
   environment_.stats.swap_ns += static_cast<uint64_t>(device.way_out.ns_of(bytes));
   environment_.observers.notify(&Observer::evicted, storage);
-  lifecycle_.unlock(storage, deferred);
+  lifecycle_.unlock(storage, call.deferred);
   return Outcome::done;
 }
 
-bool SwapSpace::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock,
-                        bool ahead) {
+bool SwapSpace::swap_in(Storage* storage, EngineCall& call, bool ahead) {
   const dtr_framework* framework = environment_.framework;
-  copied_.wait(lock, [&] { return !storage->host || !storage->host->moving; });
+  copied_.wait(call.lock, [&] { return !storage->host || !storage->host->moving; });
   if (storage->state != State::swapped) return true;
   HostCopy* const copy = storage->host;
   Device& device = devices_.of(storage);
@@ -182,7 +180,7 @@ bool SwapSpace::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<E
   uint64_t stream = streams_.for_copy(storage);
   const bool timed = !ahead && is_timed(device.type, device.way_in, bytes);
 
-  lock.unlock();
+  call.lock.unlock();
   void* address = nullptr;
   bool strong = false;
   int64_t begin = 0, end = 0;
@@ -201,20 +199,20 @@ bool SwapSpace::swap_in(Storage* storage, Deferred& deferred, std::unique_lock<E
     end = now_ns();
   });
   const std::string text = status == DTR_OK ? "" : dtr_last_error();
-  lock.lock();
+  call.lock.lock();
 
   copy->moving = false;
   copied_.notify_all();
-  if (strong) deferred.release_strong(handle);
-  if (handle) deferred.release_weak(handle);
+  if (strong) call.deferred.release_strong(handle);
+  if (handle) call.deferred.release_weak(handle);
   if (status != DTR_OK) {
-    if (address) deferred.free_block(*storage, address);
+    if (address) call.deferred.free_block(*storage, address);
     throw_status(status, text);
   }
   if (!address) return false;
   copy->stream = stream;
   if (storage->live && !(strong && storage->handle == handle)) {
-    deferred.free_block(*storage, address);
+    call.deferred.free_block(*storage, address);
     return false;
   }
   if (timed && device.way_in.add(bytes, end - begin)) cost_model_.bounds().reset_all();
@@ -264,8 +262,7 @@ void SwapSpace::note_return(Storage* storage, uint64_t* returned) {
   *returned = storage->id;
 }
 
-void SwapSpace::prefetch(uint64_t returned, const GraphCapture& capture, Deferred& deferred,
-                         std::unique_lock<EngineMutex>& lock) {
+void SwapSpace::prefetch(uint64_t returned, const GraphCapture& capture, EngineCall& call) {
   uint64_t id = returned;
   for (int ahead = 0; ahead < Prefetcher::kAhead && !capture.is_under_way(); ++ahead) {
     id = prefetcher_.after(id);
@@ -277,7 +274,7 @@ void SwapSpace::prefetch(uint64_t returned, const GraphCapture& capture, Deferre
     ++storage->locks;
     bool fits = false;
     try {
-      fits = swap_in(storage, deferred, lock, true);
+      fits = swap_in(storage, call, true);
     } catch (const std::exception&) {
       // It is still in host memory, and the operator that needs it will be told.
     }
@@ -285,7 +282,7 @@ void SwapSpace::prefetch(uint64_t returned, const GraphCapture& capture, Deferre
       storage->prefetched = true;
       ++environment_.stats.prefetches;
     }
-    lifecycle_.unlock(storage, deferred);
+    lifecycle_.unlock(storage, call.deferred);
     if (!fits) return;
   }
 }

@@ -75,20 +75,17 @@ class SwapSpace {
   // changed: the cap leaves no room or the memory cannot be had just now. no_host_memory: the
   // driver refuses host memory for a content that can be recomputed; the storage is as it was, but
   // locked. Throws, the storage as it was, if a constant finds no host memory, or a copy fails.
-  Outcome swap_out(Storage* storage, EvictionCause cause, Deferred& deferred,
-                   std::unique_lock<EngineMutex>& lock);
+  Outcome swap_out(Storage* storage, EvictionCause cause, EngineCall& call);
   // Brings a swapped storage back, which the caller has locked. False: it is dying on another
   // thread. Throws, nothing changed, if there is no memory.
   // ahead: before anybody needs it, on the pool's side stream; false, too, if no memory is free.
-  bool swap_in(Storage* storage, Deferred& deferred, std::unique_lock<EngineMutex>& lock,
-               bool ahead = false);
+  bool swap_in(Storage* storage, EngineCall& call, bool ahead = false);
 
   // An operator needs the storage, and it has come back, by itself or just now. *returned gets its
   // id, if others may be expected behind it.
   void note_return(Storage* storage, uint64_t* returned);
   // All that the operator needs is there: those expected behind this one may come.
-  void prefetch(uint64_t returned, const GraphCapture& capture, Deferred& deferred,
-                std::unique_lock<EngineMutex>& lock);
+  void prefetch(uint64_t returned, const GraphCapture& capture, EngineCall& call);
 
   // The content of a swapped storage is no longer in host memory.
   void drop_copy(Storage* storage);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <vector>
 
 #include "environment.h"
@@ -59,6 +60,15 @@ class Deferred : NotCopied {
   size_t count_ = 0;
   std::vector<Action> more_;
   bool banish_ = false;
+};
+
+// A call of the engine under its mutex. What it defers happens after the mutex is released.
+struct EngineCall {
+  template <typename... Held>
+  EngineCall(const Environment& environment, DeadStorages& dead, EngineMutex& mutex, Held... held)
+      : deferred(environment, dead, mutex), lock(mutex, held...) {}
+  Deferred deferred;
+  std::unique_lock<EngineMutex> lock;
 };
 
 }  // namespace dtr

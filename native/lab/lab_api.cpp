@@ -8,27 +8,29 @@
 #include "search.h"
 #include "simrd.h"
 
+namespace dtr {
+
 namespace {
 
 void check(const dtr_lab_options& options) {
   dtr::check(options.common);
-  dtr::require_between("newest_staleness", options.newest_staleness, 0, 1);
-  dtr::require_between("sampling", options.sampling, DTR_SAMPLING_NONE, DTR_SAMPLING_SQRT);
-  dtr::require_number("least_size_share", options.least_size_share, 0, 1, "0 to 1");
+  require_between("newest_staleness", options.newest_staleness, 0, 1);
+  require_between("sampling", options.sampling, DTR_SAMPLING_NONE, DTR_SAMPLING_SQRT);
+  require_number("least_size_share", options.least_size_share, 0, 1, "0 to 1");
 }
 
 void run(const dtr_lab_options& options, const int64_t* program, uint64_t numbers,
-         dtr::EvictionList* given, dtr_simulation_result* result, const char** decisions) {
-  dtr::require(result, "result");
-  dtr::require(decisions, "decisions");
-  dtr::require_array(program, numbers, "program");
+         EvictionList* given, dtr_simulation_result* result, const char** decisions) {
+  require(result, "result");
+  require(decisions, "decisions");
+  require_array(program, numbers, "program");
   check(options);
-  dtr::Simulation simulation;
+  Simulation simulation;
   thread_local std::string text;
   text.clear();
   simulation.decisions = &text;
-  const dtr::simrd::Log log(program, numbers);
-  dtr::simrd::Machine(options, log, simulation, given).run();
+  const simrd::Log log(program, numbers);
+  simrd::Machine(options, log, simulation, given).run();
   *decisions = text.c_str();
   *result = simulation.result;
 }
@@ -38,10 +40,10 @@ void run(const dtr_lab_options& options, const int64_t* program, uint64_t number
 DTR_EXPORT int32_t dtr_lab_simrd(const dtr_lab_options* options, const int64_t* program,
                                  uint64_t numbers, dtr_simulation_result* result,
                                  const char** decisions) {
-  return dtr::guard([&] {
-    dtr::require(options, "options");
+  return guard([&] {
+    require(options, "options");
     if (options->common.heuristic.select == DTR_SELECT_CALLBACK)
-      throw dtr::InvalidArgument(
+      throw InvalidArgument(
           "the heuristic is a callable; allowed with simrd's semantics: scores and random");
     run(*options, program, numbers, nullptr, result, decisions);
   });
@@ -50,17 +52,17 @@ DTR_EXPORT int32_t dtr_lab_simrd(const dtr_lab_options* options, const int64_t* 
 DTR_EXPORT int32_t dtr_lab_given(int32_t dealloc, uint64_t budget_bytes, const int64_t* program,
                                  uint64_t numbers, const int64_t* evictions, uint64_t count,
                                  dtr_simulation_result* result, const char** decisions) {
-  return dtr::guard([&] {
-    dtr::require_array(evictions, count, "evictions");
+  return guard([&] {
+    require_array(evictions, count, "evictions");
     if (dealloc != DTR_DEALLOC_EAGER && dealloc != DTR_DEALLOC_IGNORE)
-      throw dtr::InvalidArgument("dealloc of a schedule is " + std::to_string(dealloc) +
-                                 "; allowed: 0 (eager), 2 (ignore)");
+      throw InvalidArgument("dealloc of a schedule is " + std::to_string(dealloc) +
+                            "; allowed: 0 (eager), 2 (ignore)");
     dtr_lab_options options{};
     options.common.heuristic = {DTR_SELECT_SCORE, DTR_COST_NONE, DTR_SIZE_NONE, 0, 1, 0, 0};
     options.common.dealloc = dealloc;
     options.common.budget_bytes = budget_bytes;
     options.common.max_recompute = -1;
-    dtr::EvictionList given(evictions, count);
+    EvictionList given(evictions, count);
     run(options, program, numbers, &given, result, decisions);
   });
 }
@@ -68,14 +70,14 @@ DTR_EXPORT int32_t dtr_lab_given(int32_t dealloc, uint64_t budget_bytes, const i
 DTR_EXPORT int32_t dtr_lab_search(const dtr_lab_search_options* options, const int64_t* program,
                                   uint64_t numbers, dtr_lab_search_result* result,
                                   const int64_t** evictions) {
-  return dtr::guard([&] {
-    using namespace dtr::schedule;
-    dtr::require(evictions, "evictions");
-    dtr::require(options, "options");
-    dtr::require(result, "result");
-    dtr::require_array(program, numbers, "program");
+  return guard([&] {
+    using namespace schedule;
+    require(evictions, "evictions");
+    require(options, "options");
+    require(result, "result");
+    require_array(program, numbers, "program");
     if (!(options->seconds >= 0))
-      dtr::invalid("seconds", std::to_string(options->seconds), "0 (no limit) and more");
+      invalid("seconds", std::to_string(options->seconds), "0 (no limit) and more");
     const Plan plan(program, numbers);
     Search search(plan, options->budget_bytes, options->seed);
     search.sweep();
@@ -100,4 +102,6 @@ DTR_EXPORT int32_t dtr_lab_search(const dtr_lab_search_options* options, const i
   });
 }
 
-DTR_EXPORT const char* dtr_lab_error(void) { return dtr::last_error(); }
+DTR_EXPORT const char* dtr_lab_error(void) { return last_error(); }
+
+}  // namespace dtr

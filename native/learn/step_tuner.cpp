@@ -152,20 +152,20 @@ void StepTuner::describe(dtr_engine_stats* out) const {
 
 // ---- states ----
 
-void StepTuner::op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) try {
+void StepTuner::op_ended(EngineCall& call) try {
   if (waiter_) return;
   ++operators_;
-  Next next = std::visit([&](auto& now) { return this->next(now, deferred, lock); }, state_);
+  Next next = std::visit([&](auto& now) { return this->next(now, call); }, state_);
   if (next) state_ = std::move(*next);
 } catch (const std::exception&) {
   // There is no memory, or no thread, for it: the job goes on as it is.
-  parts_.op_log.set_mode(OpLogRecorder::Mode::off, deferred);
+  parts_.op_log.set_mode(OpLogRecorder::Mode::off, call.deferred);
   log_.clear();
   step_ns_ = 0;
   state_ = Done{};
 }
 
-StepTuner::Next StepTuner::next(Idle&, Deferred& deferred, std::unique_lock<EngineMutex>&) {
+StepTuner::Next StepTuner::next(Idle&, EngineCall& call) {
   if (task_ && !task_->is_done) return std::nullopt;  // for which a job does not wait
   end_search();
   log_.clear();
@@ -175,7 +175,7 @@ StepTuner::Next StepTuner::next(Idle&, Deferred& deferred, std::unique_lock<Engi
   for (uint32_t before = 0; before < times_; ++before)
     least = std::min(kMoreBefore * least, kMostBefore);
   ++times_;
-  parts_.op_log.set_mode(OpLogRecorder::Mode::writing, deferred, true);
+  parts_.op_log.set_mode(OpLogRecorder::Mode::writing, call.deferred, true);
   return Recording{evictions(), {now_with_room()}, 0, kFirstLook, least};
 }
 
@@ -191,8 +191,7 @@ void StepTuner::stop_recording(Deferred& deferred) {
   parts_.op_log.take(&unread);
 }
 
-StepTuner::Next StepTuner::next(Recording& now, Deferred& deferred,
-                                std::unique_lock<EngineMutex>& lock) {
+StepTuner::Next StepTuner::next(Recording& now, EngineCall& call) {
   if (++now.operators % kMarkEvery == 0) now.marks.push_back(now_with_room());
   if (now.operators < now.next_look) return std::nullopt;
   now.next_look = next_look(now.operators);
@@ -212,30 +211,30 @@ StepTuner::Next StepTuner::next(Recording& now, Deferred& deferred,
   pace_ns_ = log_.cost_of_last(pace());
   if (evictions() == now.evictions || repeats_since(recent_mark(now)) < WhatIf::kLeastGain) {
     if (evictions() == 0) times_ = 0;  // so far there was nothing to find
-    stop_recording(deferred);
+    stop_recording(call.deferred);
     log_.clear();
     return Resting{new_windows()};
   }
-  if (is_asked()) return search(now, deferred, lock);
-  stop_recording(deferred);
+  if (is_asked()) return search(now, call);
+  stop_recording(call.deferred);
   if (step_.period == 0) return again(0);
   return Done{};
 }
 
 // Until two steps repeat what is worth a look.
-StepTuner::Next StepTuner::next(Resting& now, Deferred&, std::unique_lock<EngineMutex>&) {
+StepTuner::Next StepTuner::next(Resting& now, EngineCall&) {
   const Mark begin = now.windows.begin;
   if (!has_ended(now.windows) || repeats_since(begin) < WhatIf::kLeastGain) return std::nullopt;
   return again(now.windows.count);
 }
 
-StepTuner::Next StepTuner::next(Searching&, Deferred&, std::unique_lock<EngineMutex>&) {
+StepTuner::Next StepTuner::next(Searching&, EngineCall&) {
   if (!task_->is_done) return std::nullopt;
   if (std::optional<WhatIf::Found> found = take_found()) return follow(std::move(*found));
   return found_nothing();
 }
 
-StepTuner::Next StepTuner::next(Following& now, Deferred&, std::unique_lock<EngineMutex>&) {
+StepTuner::Next StepTuner::next(Following& now, EngineCall&) {
   Windows& windows = now.windows;
   if (!has_ended(windows) || (!now.usual && windows.count <= kWindows)) return std::nullopt;
   const double cost = cost_between(windows.first, windows.begin);
@@ -400,8 +399,7 @@ void StepTuner::add_held(SimulatedMemory& memory) const {
         kGrowsOn * (memory.slab_bytes - std::min(memory.slab_bytes, *slab_bytes_));
 }
 
-StepTuner::Next StepTuner::search(const Recording& of, Deferred& deferred,
-                                  std::unique_lock<EngineMutex>& lock) {
+StepTuner::Next StepTuner::search(const Recording& of, EngineCall& call) {
   before_ = cost_between(recent_mark(of), now_with_room());
   if (!followed_) {
     usual_ = policy();
@@ -413,7 +411,7 @@ StepTuner::Next StepTuner::search(const Recording& of, Deferred& deferred,
   task_->memory = simulated_memory();
   add_held(task_->memory);
   if (step_.period > 0) slab_bytes_ = task_->memory.slab_bytes;
-  stop_recording(deferred);
+  stop_recording(call.deferred);
   const double now_ns = before_ * static_cast<double>(task_->program.cost_ns);
   const bool waits = parts_.environment.options.learn == DTR_LEARN_AT_ONCE;
   task_->start([usual = usual_, now_ns,
@@ -421,7 +419,7 @@ StepTuner::Next StepTuner::search(const Recording& of, Deferred& deferred,
                false);
   if (!waits) return Searching{};
   const std::shared_ptr<Task> task = task_;
-  if (!wait(lock, [&] { task->join(); })) return std::nullopt;
+  if (!wait(call.lock, [&] { task->join(); })) return std::nullopt;
   if (std::optional<WhatIf::Found> found = take_found()) return follow(std::move(*found));
   return found_nothing();
 }

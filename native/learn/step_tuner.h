@@ -55,7 +55,7 @@ class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTu
   explicit StepTuner(const TunerParts& parts) : parts_(parts), begun_by_(policy()) {}
   ~StepTuner() override { end_search(); }
 
-  void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) override;
+  void op_ended(EngineCall& call) override;
   void ran_again() override;
   int64_t step_ns() const override { return step_ns_; }
   void describe(dtr_engine_stats* out) const override;
@@ -136,12 +136,12 @@ class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTu
 
   // The state after another operator; none: the same.
   using Next = std::optional<State>;
-  Next next(Idle&, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  Next next(Recording& now, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  Next next(Resting& now, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  Next next(Searching&, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  Next next(Following& now, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
-  Next next(Done&, Deferred&, std::unique_lock<EngineMutex>&) { return std::nullopt; }
+  Next next(Idle&, EngineCall& call);
+  Next next(Recording& now, EngineCall& call);
+  Next next(Resting& now, EngineCall& call);
+  Next next(Searching&, EngineCall& call);
+  Next next(Following& now, EngineCall& call);
+  Next next(Done&, EngineCall&) { return std::nullopt; }
 
   void take_records();
   void stop_recording(Deferred& deferred);
@@ -152,7 +152,7 @@ class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTu
   State found_nothing();
   // As things are, and to record again once they cost more.
   State watch(double cost);
-  Next search(const Recording& of, Deferred& deferred, std::unique_lock<EngineMutex>& lock);
+  Next search(const Recording& of, EngineCall& call);
   Following follow(WhatIf::Found found);
   void improve(const WhatIf::Found& known);
   void follow_usual();

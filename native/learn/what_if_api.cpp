@@ -154,33 +154,23 @@ void play(const dtr_what_if_options& options, const Program& log, dtr_what_if_re
 
 }  // namespace
 
-}  // namespace dtr
-
 extern "C" int32_t dtr_what_if(const dtr_what_if_options* options, const int64_t* program,
                                uint64_t numbers, const int64_t* workspace,
                                const int64_t* workspace_at, uint64_t operators,
                                dtr_what_if_result* out) {
-  // A run without a limit checks everything that both take.
-  const int32_t status = dtr::guard([&] {
-    dtr::require(out, "out");
+  return guard([&] {
+    require(out, "out");
     *out = {0, 0, 0, -1, -1, -1, -1, 0, 0};
-    dtr::require(options, "options");
-    dtr::require_between("space", options->runtime.space, DTR_SPACE_HEAP, DTR_SPACE_FIXED);
-    dtr::require_between("maps_on", options->maps_on, -1, 1);
-    dtr::require_between("learn", options->learn, 0, 2);
-    if (options->runtime.common.heuristic.select == DTR_SELECT_CALLBACK)
-      throw dtr::InvalidArgument("the heuristic is a callable; allowed in a what-if play: scores");
-  });
-  if (status) return status;
-  dtr_runtime_options unlimited = options->runtime;
-  unlimited.common.budget_bytes = UINT64_MAX;
-  unlimited.common.max_recompute = -1;
-  dtr_simulation_result whole{};
-  if (const int32_t failed = dtr_simulate_runtime(&unlimited, program, numbers, workspace,
-                                                  workspace_at, operators, &whole, nullptr))
-    return failed;
-  if (whole.status != DTR_SIMULATION_OK) return DTR_OK;  // it does not work without a limit, either
-  return dtr::guard([&] {
-    dtr::play(*options, dtr::decoded(program, numbers, workspace, workspace_at, operators), *out);
+    require(options, "options");
+    const dtr_runtime_options& runtime = options->runtime;
+    require_between("space", runtime.space, DTR_SPACE_HEAP, DTR_SPACE_FIXED);
+    require_between("maps_on", options->maps_on, -1, 1);
+    require_between("learn", options->learn, 0, 2);
+    const Program log = checked(&runtime, program, numbers, workspace, workspace_at, operators);
+    if (runtime.common.heuristic.select == DTR_SELECT_CALLBACK)
+      throw InvalidArgument("the heuristic is a callable; allowed in a what-if play: scores");
+    play(*options, log, *out);
   });
 }
+
+}  // namespace dtr

@@ -9,6 +9,12 @@ namespace {
 
 Engine* engine_of(void* engine) { return static_cast<Engine*>(engine); }
 
+// A function of the table that calls one of the engine's.
+template <auto member, typename Result, typename... Arguments>
+Result of_engine(void* engine, Arguments... arguments) {
+  return (engine_of(engine)->*member)(arguments...);
+}
+
 struct BridgeFrame : Frame {
   explicit BridgeFrame(Engine& of) : engine(of) {}
   Engine& engine;
@@ -28,33 +34,23 @@ int64_t on(dtr_frame* frame, Body&& body) {
   return result_or_status([&] { return body(of.engine, of); });
 }
 
-template <typename Body>
-int32_t int_on(dtr_frame* frame, Body&& body) {
-  return static_cast<int32_t>(on(frame, body));
+// A function of the table that calls one of the engine's with its frame.
+template <auto member, typename Result, typename... Arguments>
+Result of_frame(dtr_frame* frame, Arguments... arguments) {
+  return static_cast<Result>(
+      on(frame, [&](Engine& engine, Frame& of) { return (engine.*member)(of, arguments...); }));
 }
 
 void add_memory(dtr_core& table) {
-  table.allocate = [](void* engine, uint8_t device_type, int8_t device_index, uint64_t size_bytes,
-                      uint64_t stream, uint64_t arena, int32_t* status, const char** message) {
-    return engine_of(engine)->allocate(device_type, device_index, size_bytes, stream, arena, status,
-                                       message);
-  };
-  table.allocate_workspace = [](void* engine, uint8_t device_type, int8_t device_index,
-                                uint64_t size_bytes, uint64_t stream, int32_t* beyond) {
-    return engine_of(engine)->allocate_workspace(device_type, device_index, size_bytes, stream,
-                                                 beyond);
-  };
-  table.freed = [](void* engine, void* address) { engine_of(engine)->freed(address); };
+  table.allocate = &of_engine<&Engine::allocate>;
+  table.allocate_workspace = &of_engine<&Engine::allocate_workspace>;
+  table.freed = &of_engine<&Engine::freed>;
   table.evicted_died = [](void* engine, void* context) {
     engine_of(engine)->evicted_died(static_cast<Storage*>(context));
   };
-  table.guard_evicted = [](void* engine) { engine_of(engine)->guard_evicted(); };
-  table.record_stream = [](void* engine, void* address, uint64_t stream) {
-    engine_of(engine)->record_stream(address, stream);
-  };
-  table.pool_of = [](void* engine, uint8_t device_type, int8_t device_index) {
-    return engine_of(engine)->pool_of(device_type, device_index);
-  };
+  table.guard_evicted = &of_engine<&Engine::guard_evicted>;
+  table.record_stream = &of_engine<&Engine::record_stream>;
+  table.pool_of = &of_engine<&Engine::pool_of>;
   table.pool_get_stats = [](dtr_pool* pool, dtr_pool_stats* out) { dtr_pool_get_stats(pool, out); };
   table.pool_reset_peak = [](dtr_pool* pool) { dtr_pool_reset_peak(pool); };
   table.pool_set_budget = &dtr_pool_set_budget;
@@ -82,23 +78,10 @@ void add_operators(dtr_core& table) {
     return at_least(frame_of(frame).remat.step, capacity);
   };
   table.frame_device = [](dtr_frame* frame) { return int32_t{frame_of(frame).remat.step_device}; };
-  table.op_begin = [](dtr_frame* frame, uint32_t tensors, uint32_t flags, uint64_t op_key) {
-    return int_on(frame, [&](Engine& engine, Frame& of) {
-      return engine.op_begin(of, tensors, flags, op_key);
-    });
-  };
-  table.op_prepare = [](dtr_frame* frame) {
-    return int_on(frame, [](Engine& engine, Frame& of) { return engine.op_prepare(of); });
-  };
-  table.op_reads = [](dtr_frame* frame, const void* tensor) {
-    return int_on(frame, [&](Engine& engine, Frame& of) { return engine.op_reads(of, tensor); });
-  };
-  table.op_end = [](dtr_frame* frame, uint32_t results, uint32_t flags, int64_t cost_ns,
-                    void* closure) {
-    return on(frame, [&](Engine& engine, Frame& of) {
-      return engine.op_end(of, results, flags, cost_ns, closure);
-    });
-  };
+  table.op_begin = &of_frame<&Engine::op_begin>;
+  table.op_prepare = &of_frame<&Engine::op_prepare>;
+  table.op_reads = &of_frame<&Engine::op_reads>;
+  table.op_end = &of_frame<&Engine::op_end>;
   table.op_abort = [](dtr_frame* frame, int32_t started) {
     frame_of(frame).engine.op_abort(frame_of(frame), started != 0);
   };
@@ -106,28 +89,20 @@ void add_operators(dtr_core& table) {
     return engine_of(engine)->op_begins_at_rest();
   };
   table.op_ended_at_rest = [](dtr_engine* engine) { engine_of(engine)->op_ended_at_rest(); };
-  table.remat_next = [](dtr_frame* frame) {
-    return on(frame, [](Engine& engine, Frame& of) { return engine.remat_next(of); });
-  };
+  table.remat_next = &of_frame<&Engine::remat_next>;
   table.step_closure = [](dtr_frame* frame) {
     return frame_of(frame).remat.stack.back().inputs.op->closure;
   };
   table.remat_commit = [](dtr_frame* frame, uint32_t tensors, uint32_t results) {
-    return int_on(frame, [&](Engine& engine, Frame& of) {
+    return static_cast<int32_t>(on(frame, [&](Engine& engine, Frame& of) {
       engine.remat_commit(of, tensors, results);
       return 0;
-    });
+    }));
   };
   table.remat_abort = [](dtr_frame* frame) { frame_of(frame).engine.remat_abort(frame_of(frame)); };
-  table.settle = [](dtr_frame* frame, uint32_t tensors) {
-    return int_on(frame, [&](Engine& engine, Frame& of) { return engine.settle(of, tensors); });
-  };
-  table.remat_want = [](dtr_frame* frame, void* handle) {
-    return int_on(frame, [&](Engine& engine, Frame& of) { return engine.remat_want(of, handle); });
-  };
-  table.remat_want_any = [](dtr_frame* frame) {
-    return int_on(frame, [](Engine& engine, Frame& of) { return engine.remat_want_any(of); });
-  };
+  table.settle = &of_frame<&Engine::settle>;
+  table.remat_want = &of_frame<&Engine::remat_want>;
+  table.remat_want_any = &of_frame<&Engine::remat_want_any>;
   table.op_log_name = [](dtr_frame* frame, int32_t name) {
     frame_of(frame).log.operator_name = name;
   };

@@ -303,8 +303,8 @@ int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
     std::lock_guard<EngineMutex> lock(mutex_);
     if (guard_.is_over()) return DTR_ROOM_IS_NONE;
   }
-  Deferred deferred(environment_, dead_, mutex_);
-  return room_.make_room(device, size_bytes, deferred);
+  EngineCall call(environment_, dead_, mutex_, std::defer_lock);
+  return room_.make_room(device, size_bytes, call);
 }
 
 void Engine::record_stream(void* address, uint64_t stream) {

@@ -25,7 +25,6 @@
 #include "at_fork.h"
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
-#include "engine_call.h"
 #include "eviction/compaction.h"
 #include "eviction/evictor.h"
 #include "eviction/move.h"
@@ -134,9 +133,8 @@ class Engine final : NotCopied {
   void user_release_made(uint64_t thread);
   bool user_unpin(void* handle);
   void describe(const void* tensor, dtr_tensor_desc* out) const;
-  bool user_move(void* handle, const void* avoid_begin, const void* avoid_end);
+  bool user_move(const void* which, const void* avoid_begin, const void* avoid_end);
   uint64_t compact(dtr_pool* pool);
-  uint64_t move_some(dtr_pool* pool, uint64_t seed, uint64_t count);
 
   // ---- reports (engine.cpp) ----
   void get_stats(dtr_engine_stats* out, dtr_pool_stats* pools = nullptr, uint64_t capacity = 0);

@@ -30,7 +30,7 @@ void Engine::keep_spare(uint64_t tensors) const {
 // All that the operator needs is there. Its timer starts without the mutex.
 void Engine::start(Frame& frame, Transaction& call) {
   if (const uint64_t returned = std::exchange(frame.returned, 0))
-    swap_space_.prefetch(returned, capture_, call.deferred, call.lock);
+    swap_space_.prefetch(returned, capture_, call);
   call.lock.unlock();
   CallTimer::start(frame.timing);
 }
@@ -68,7 +68,7 @@ int64_t Engine::op_end(Frame& frame, uint32_t results, uint32_t flags, int64_t c
   if (results > kManyResults) keep_spare(results);
   const int64_t id = recorder_.end(frame, results, flags, cost_ns, closure, call.deferred);
   plan_executor_.evict_last_used(ran, call);
-  if (tuner_) tuner_->op_ended(call.deferred, call.lock);
+  if (tuner_) tuner_->op_ended(call);
   memory_use_.look_for_peak();
   look_at_repeats(call);
   rest_if_steady(call);
@@ -146,7 +146,7 @@ int64_t Engine::remat_next(Frame& frame) {
   Transaction call(*this);
   const auto swap_in = [&](Storage* storage) {
     try {
-      if (!swap_space_.swap_in(storage, call.deferred, call.lock)) return false;
+      if (!swap_space_.swap_in(storage, call)) return false;
     } catch (const OutOfMemory& error) {
       throw OutOfMemory(memory_use_.why_none(
           error.what(), memory_use_.shortage(storage->size_bytes, devices_.of(storage).pool)));

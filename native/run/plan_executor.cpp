@@ -29,9 +29,8 @@ void* PlanExecutor::allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t strea
   if (!address && !in_the_way.empty()) {
     bool is_clear = false;
     {
-      Deferred deferred(parts_.environment, parts_.dead, parts_.mutex);
-      std::unique_lock<EngineMutex> lock(parts_.mutex);
-      is_clear = clear(device, wanted, size_bytes, in_the_way, deferred, lock);
+      EngineCall call(parts_.environment, parts_.dead, parts_.mutex);
+      is_clear = clear(device, wanted, size_bytes, in_the_way, call);
     }
     if (is_clear && !attempt()) return nullptr;
   }
@@ -43,8 +42,7 @@ void* PlanExecutor::allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t strea
 // Evicts what lies in these blocks, which are in the way of [begin, end), or has it make way. False,
 // and nothing is evicted, if something can do neither.
 bool PlanExecutor::clear(Device& device, const void* begin, uint64_t size_bytes,
-                         const std::vector<void*>& in_the_way, Deferred& deferred,
-                         std::unique_lock<EngineMutex>& lock) {
+                         const std::vector<void*>& in_the_way, EngineCall& call) {
   parts_.search.promote(device);
   for (const void* address : in_the_way)
     if (!parts_.graph.by_address.find(address)) return false;
@@ -52,14 +50,14 @@ bool PlanExecutor::clear(Device& device, const void* begin, uint64_t size_bytes,
   for (const void* address : in_the_way) {
     Storage* storage = parts_.graph.by_address.find(address);
     if (!storage || (is_candidate(storage) && parts_.search.is_free_to_go(storage))) continue;
-    if (!make_way(storage, begin, end, deferred)) return false;
+    if (!make_way(storage, begin, end, call.deferred)) return false;
   }
   std::vector<Storage*> victims;  // those that did not go with the others
   for (const void* address : in_the_way)
     if (Storage* storage = parts_.graph.by_address.find(address); storage && is_candidate(storage))
       victims.push_back(storage);
   size_t evicted = 0;
-  if (!victims.empty()) parts_.evictor.evict_all(victims, deferred, lock, &evicted);
+  if (!victims.empty()) parts_.evictor.evict_all(victims, call, &evicted);
   return true;
 }
 
@@ -147,8 +145,8 @@ bool PlanExecutor::move_held(Storage* storage, const void* address, EngineCall& 
     if (!move_aside(storage, address, end, call)) return false;
   }
   ++storage->locks;  // its record stays
-  const bool is_clear = clear(parts_.devices.of(storage), address, storage->size_bytes, in_the_way,
-                              call.deferred, call.lock);
+  const bool is_clear =
+      clear(parts_.devices.of(storage), address, storage->size_bytes, in_the_way, call);
   call.lock.unlock();
   call.deferred.free_blocks();
   call.lock.lock();

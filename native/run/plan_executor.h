@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine_call.h"
 #include "eviction/evictor.h"
 #include "eviction/move.h"
 #include "graph/graph.h"
@@ -46,8 +45,7 @@ class PlanExecutor {
 
  private:
   bool clear(Device& device, const void* begin, uint64_t size_bytes,
-             const std::vector<void*>& in_the_way, Deferred& deferred,
-             std::unique_lock<EngineMutex>& lock);
+             const std::vector<void*>& in_the_way, EngineCall& call);
   bool make_way(Storage* storage, const void* begin, const void* end, Deferred& deferred);
   bool move_held(Storage* storage, const void* address, EngineCall& call);
   bool move_aside(Storage* storage, const void* begin, const void* end, EngineCall& call);

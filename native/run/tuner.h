@@ -53,7 +53,7 @@ class Tuner {
   virtual ~Tuner() = default;
   // ---- under the engine's mutex, which is let go of while others are waited for ----
   // Another operator was recorded.
-  virtual void op_ended(Deferred& deferred, std::unique_lock<EngineMutex>& lock) = 0;
+  virtual void op_ended(EngineCall& call) = 0;
   // An operator ran again.
   virtual void ran_again() = 0;
   // What the first executions of a step cost; 0: no step is known.

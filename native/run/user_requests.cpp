@@ -12,12 +12,13 @@ bool Engine::user_evict(void* handle) {
     return false;
   // The caller holds the storage through Python, which is what the evictor may refuse;
   // but the caller's tensor is a second reference, so it does not.
-  return evictor_.evict(storage, EvictionCause::by_user, call.deferred, call.lock);
+  return evictor_.evict(storage, EvictionCause::by_user, call);
 }
 
-bool Engine::user_move(void* handle, const void* avoid_begin, const void* avoid_end) {
+bool Engine::user_move(const void* which, const void* avoid_begin, const void* avoid_end) {
   Transaction call(*this);
-  Storage* storage = graph_.by_handle.find(handle);
+  Storage* storage = graph_.by_handle.find(which);
+  if (!storage) storage = graph_.by_address.find(which);
   return storage && mover_.move(storage, avoid_begin, avoid_end, false, call.deferred);
 }
 
@@ -25,12 +26,6 @@ uint64_t Engine::compact(dtr_pool* pool) {
   Transaction call(*this);
   devices_.with(pool);
   return compactor_.compact(pool, call.deferred);
-}
-
-uint64_t Engine::move_some(dtr_pool* pool, uint64_t seed, uint64_t count) {
-  Transaction call(*this);
-  devices_.with(pool);
-  return compactor_.move_some(pool, seed, count, call.deferred);
 }
 
 bool Engine::user_is_resident(void* handle) {

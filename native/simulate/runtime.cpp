@@ -643,8 +643,14 @@ class RuntimeSimulation final : private Observer {
 
 }  // namespace
 
-void simulate_runtime(const dtr_runtime_options& options, const Program& program,
-                      Simulation& simulation) {
+Program checked(const dtr_runtime_options* given, const int64_t* program, uint64_t numbers,
+                const int64_t* workspace, const int64_t* workspace_at, uint64_t operators) {
+  require_array(program, numbers, "program");
+  require(given, "options");
+  const dtr_runtime_options& options = *given;
+  check(options.common);
+  require_between("outputs", options.outputs, 0, 1);
+  require_between("measure", options.measure, 0, 1);
   constexpr double kMost = std::numeric_limits<double>::max();
   require_between("space", options.space, DTR_SPACE_BYTES, DTR_SPACE_FIXED);
   require_number("move_bytes_per_s", options.move_bytes_per_s, 0, kMost,
@@ -660,6 +666,13 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
   if (options.chunk_bytes % kSimulatedUnit != 0)
     invalid("chunk_bytes", std::to_string(options.chunk_bytes),
             "0 (a page), or a multiple of " + std::to_string(kSimulatedUnit));
+  if ((workspace == nullptr) != (workspace_at == nullptr))
+    require(nullptr, workspace ? "workspace_at" : "workspace");
+  return decoded(program, numbers, workspace, workspace_at, operators);
+}
+
+void simulate_runtime(const dtr_runtime_options& options, const Program& program,
+                      Simulation& simulation) {
   if (options.space != DTR_SPACE_BYTES &&
       options.common.budget_bytes < SimulationSetup::chunk_bytes(options)) {
     // No chunk fits, so no block does.
@@ -677,28 +690,21 @@ void simulate_runtime(const dtr_runtime_options& options, const Program& program
   run.close();
 }
 
-}  // namespace dtr
-
 DTR_EXPORT int32_t dtr_simulate_runtime(const dtr_runtime_options* options, const int64_t* program,
                                         uint64_t numbers, const int64_t* workspace,
                                         const int64_t* workspace_at, uint64_t operators,
                                         dtr_simulation_result* result, const char** decisions) {
-  return dtr::guard([&] {
-    dtr::require_array(program, numbers, "program");
-    dtr::require(options, "options");
-    dtr::require(result, "result");
-    dtr::check(options->common);
-    dtr::require_between("outputs", options->outputs, 0, 1);
-    dtr::require_between("measure", options->measure, 0, 1);
-    if ((workspace == nullptr) != (workspace_at == nullptr))
-      dtr::require(nullptr, workspace ? "workspace_at" : "workspace");
-    const dtr::Program log = dtr::decoded(program, numbers, workspace, workspace_at, operators);
-    dtr::Simulation simulation;
+  return guard([&] {
+    require(result, "result");
+    const Program log = checked(options, program, numbers, workspace, workspace_at, operators);
+    Simulation simulation;
     thread_local std::string text;
     text.clear();
     if (decisions) simulation.decisions = &text;
-    dtr::simulate_runtime(*options, log, simulation);
+    simulate_runtime(*options, log, simulation);
     *result = simulation.result;
     if (decisions) *decisions = text.c_str();
   });
 }
+
+}  // namespace dtr

@@ -20,7 +20,11 @@
 
 namespace dtr {
 
-// Throws InvalidArgument for options that make no sense.
+// As the C functions get them. Throws InvalidArgument for a program that is malformed, and for options
+// that make no sense.
+Program checked(const dtr_runtime_options* options, const int64_t* program, uint64_t numbers,
+                const int64_t* workspace, const int64_t* workspace_at, uint64_t operators);
+// With options that were checked.
 void simulate_runtime(const dtr_runtime_options& options, const Program& program,
                       Simulation& simulation);
 

@@ -1,6 +1,8 @@
 """A pool for tests: the C functions with exceptions, and every block's content checked."""
 
 from collections import namedtuple
+from random import Random
+from typing import Any
 
 from dtr_alloc import _core
 
@@ -159,6 +161,25 @@ class NativePool:
 
     def verify(self) -> None:
         check(lib.dtr_pool_check_invariants(self.handle))
+
+
+def move_some(engine: Any, pool: Any, seed: int, count: int) -> int:
+    """Moves contents of a pool's blocks to other places, each drawn anew; returns how many moved."""
+    random = Random(seed)
+    length = ffi.new("uint64_t *")
+    for moved in range(count):
+        check(lib.dtr_pool_snapshot(pool, ffi.NULL, 0, length))
+        blocks = ffi.new("dtr_block[]", length[0])
+        check(lib.dtr_pool_snapshot(pool, blocks, len(blocks), length))
+        used = [each.address for each in blocks if each.state == lib.DTR_BLOCK_IN_USE]
+        for address in random.sample(used, len(used)):
+            where = ffi.cast("void *", address)
+            if done := lib.dtr_engine_relocate(engine, where, ffi.NULL, ffi.NULL):
+                check(-min(done, 0))
+                break
+        else:
+            return moved
+    return count
 
 
 def fill(address: int, size: int, value: int) -> None:

@@ -240,20 +240,17 @@ def test_a_move_that_the_first_kept_event_ends_is_before_it(record, monkeypatch,
     assert Kind.FREE in trace.kind
 
 
-def test_marks_of_others_stand_where_they_were_made_with_the_operator_of_the_thread(record):
+def test_marks_of_others_stand_where_they_were_made(record):
     with NativePool("simulated") as pool:
-        recorded = record(pool, name_of="op {}".format)
+        recorded = record(pool)
         old, new = pool.allocate(100), pool.allocate(200)
-        lib.dtr_running_op(77)
         lib.dtr_pool_note_move(pool.handle, ffi.cast("void *", old), ffi.cast("void *", new), 100)
         pool.free(old)
-        lib.dtr_running_op(0)
         lib.dtr_pool_note(pool.handle, Kind.EVICT, ffi.cast("void *", new), 200)
         pool.free(new)
         trace = recorded.stop()
     kinds = [kind for kind in trace.kind if kind not in (8, 9, 10)]
     assert kinds == [0, 0, Kind.MOVE_FROM, Kind.MOVE_TO, 1, Kind.EVICT, 1]
-    assert [trace.names[name] for name in trace.name if name] == ["op 77"] * 3
     assert len(trace.lifetimes().start) == 1
 
 

@@ -1,5 +1,6 @@
 """Contents that are copied to other addresses: the same bits, in the order of the streams."""
 
+import native_pool
 import torch
 from bits import MIB, same_bits
 from own_process import DEVICE, busy, own_process
@@ -19,7 +20,7 @@ def move(tensor: torch.Tensor) -> bool:
 def move_some(seed: int, count: int) -> None:
     active = api.active()
     for pool in active.pools.handles:
-        lib.dtr_engine_move_some(active.engine, pool, seed, count, ffi.NULL)
+        native_pool.move_some(active.engine, pool, seed, count)
 
 
 @own_process()

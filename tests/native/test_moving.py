@@ -85,12 +85,6 @@ class TestWhatMoves:
         assert toy.move_some(3, 50) == 50
         assert all_right(toy, pinned, escaped, unknown, gone)
 
-    def test_any_number_of_moves_ends(self, toy):
-        sources = [toy.unseen(WORDS, seed=seed) for seed in range(3)]
-        toy.one("look", *sources, words=8).release()
-        assert toy.move_some(1, 2**64 - 1) == 64 * len(sources)
-        assert all_right(toy, *sources)
-
     def test_what_a_running_operator_uses_stays_and_others_move_meanwhile(self, toy):
         source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
         seen = []

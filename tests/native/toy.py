@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from native_pool import ERRORS, NativePool, check, ffi, lib
+from native_pool import ERRORS, NativePool, check, ffi, lib, move_some
 
 from dtr_alloc import _lab, heuristics
 from dtr_alloc.simulation import presets
@@ -568,9 +568,7 @@ class Toy:
         return done == 1
 
     def move_some(self, seed: int, count: int) -> int:
-        moved = ffi.new("uint64_t *")
-        check(lib.dtr_engine_move_some(self.engine, self.pool.handle, seed, count, moved))
-        return moved[0]
+        return move_some(self.engine, self.pool.handle, seed, count)
 
     def compact(self) -> int:
         moved_bytes = ffi.new("uint64_t *")

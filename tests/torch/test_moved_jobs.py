@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 from harness import assert_same_bits, told_by
+from native_pool import move_some
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dtr_alloc
 from bench.measure import profile, train_plain
 from bench.models import JOBS
-from dtr_alloc.core import check, ffi, lib
 from dtr_alloc.torch import api
 
 STEPS = 2
@@ -29,7 +29,7 @@ class Mover(TorchDispatchMode):
         if active is not None:
             Mover.draws += 1
             for pool in active.pools.handles:
-                check(lib.dtr_engine_move_some(active.engine, pool, Mover.draws, 1, ffi.NULL))
+                move_some(active.engine, pool, Mover.draws, 1)
         return func(*args, **(kwargs or {}))
 
 

@@ -72,10 +72,6 @@ int32_t dtr_pool_note(dtr_pool* pool, int32_t kind, const void* address, uint64_
  * content was moved, and before its old block is freed. */
 int32_t dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to, uint64_t size_bytes);
 
-/* Names the operator that this thread runs from now on, for its events; 0: none. The begin and the end of
- * an op call it. Never fails. */
-void dtr_running_op(uint64_t op_key);
-
 /* CFFI END */
 
 #ifdef __cplusplus

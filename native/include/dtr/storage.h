@@ -51,8 +51,9 @@ enum {
  * alone. */
 int32_t dtr_why_kept(dtr_engine* engine, void* handle, dtr_holder* out);
 
-/* Moves a storage's content to another address of its pool, outside of [avoid_begin, avoid_end)
- * (both NULL: to any other), whatever the option moving says. Returns 1 if it did, 0 if the storage
+/* Moves the content of a storage, given by its handle or by the content's address, to another address
+ * of its pool, outside of [avoid_begin, avoid_end) (both NULL: to any other), whatever the option moving
+ * says. For tests. Returns 1 if it did, 0 if the storage
  * may not be moved or there is no place, or -status; then it is where it was. Pinned storages stay,
  * and those whose address was given away (dtr_pin).
  * Fails iff: DTR_INVALID if the range ends before it begins; DTR_DRIVER if the copy fails. */
@@ -63,11 +64,6 @@ int32_t dtr_engine_relocate(dtr_engine* engine, void* handle, const void* avoid_
  * slides nothing into memory of its own. *moved_bytes (may be NULL) is how much it moved.
  * Fails iff: DTR_INVALID if the pool is not the engine's; DTR_DRIVER if a copy fails. */
 int32_t dtr_engine_compact(dtr_engine* engine, dtr_pool* pool, uint64_t* moved_bytes);
-
-/* Moves up to count storages, drawn by the seed, to any other place, but no more than 64 times as
- * many as there are to move. For tests. *moved (may be NULL) is how many. Fails iff: as dtr_engine_compact. */
-int32_t dtr_engine_move_some(dtr_engine* engine, dtr_pool* pool, uint64_t seed, uint64_t count,
-                             uint64_t* moved);
 
 /* Pins a tensor's storage (escaped 0), or says that its address was given away (1, 2).
  *   0: one more pin of the handle, whatever its memory is and will be. It is not evicted until it
