@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "at_fork.h"
+#include "grain.h"
 
 #ifndef MAP_FIXED_NOREPLACE  // Linux 4.17
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -113,7 +114,7 @@ Gap& gap() {
   return *only;
 }
 
-uint64_t in_units(uint64_t bytes) { return (bytes + Gap::kUnit - 1) / Gap::kUnit * Gap::kUnit; }
+uint64_t in_units(uint64_t bytes) { return round_up(bytes, Gap::kUnit); }
 
 }  // namespace
 
@@ -125,7 +126,7 @@ uint64_t address_space_limit() {
 }
 
 AddressRange::AddressRange(uint64_t size_bytes, uint64_t step_bytes, Kind kind)
-    : size_((std::max<uint64_t>(size_bytes, 1) + kPage - 1) / kPage * kPage), step_(step_bytes) {
+    : size_(round_up(std::max<uint64_t>(size_bytes, 1), kPage)), step_(step_bytes) {
   if (kind == Kind::kWhole || size_ <= step_ || address_space_limit() == kNoAddressLimit) {
     base_ = map_at(0, size_);
     if (base_ != 0) return;

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "at_fork.h"
-#include "block.h"
 #include "device_work.h"
 #include "driver.h"
 #include "dtr/pool.h"

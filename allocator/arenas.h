@@ -13,10 +13,12 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <map>
 #include <unordered_map>
 
 #include "block.h"
+#include "open_arenas.h"
 #include "streams.h"
 
 namespace dtr {
@@ -25,16 +27,51 @@ class Arenas {
  public:
   explicit Arenas(Streams& streams) : streams_(streams) {}
 
-  uint64_t open();
+  uint64_t open() {
+    arenas_.emplace(last_ + 1, Arena{});
+    return ++last_;
+  }
   // Throws InvalidArgument unless the arena is open.
   void require_open(uint64_t arena) { at(arena); }
-  void close(uint64_t arena);
-  void close_all();
+  void close(uint64_t arena) {
+    open_up(at(arena));
+    arenas_.erase(arena);
+  }
+  void close_all() {
+    for (const auto& [id, arena] : arenas_) open_up(arena);
+    arenas_.clear();
+  }
 
   // Who takes and frees for this arena on this stream. Throws as require_open().
-  Owner owner_of(uint64_t arena, uint64_t stream);
+  Owner owner_of(uint64_t arena, uint64_t stream) {
+    Arena& of = at(arena);
+    auto known = of.by_stream.find(stream);
+    if (known != of.by_stream.end()) return known->second;
+    const Owner owner = streams_.withhold(stream);
+    try {
+      owners_.emplace(owner, Held{arena});
+      of.by_stream.emplace(stream, owner);
+    } catch (...) {
+      owners_.erase(owner);
+      streams_.drop(owner);
+      throw;
+    }
+    return owner;
+  }
   // Who gets a block of this owner that other streams may still use.
-  Owner apart_of(Owner owner);
+  Owner apart_of(Owner owner) {
+    Arena& of = arenas_.at(owners_.at(owner).arena);
+    if (of.apart != kIdle) return of.apart;
+    const Owner apart = streams_.withhold(streams_.stream_of(owner));
+    try {
+      owners_.emplace(apart, Held{owners_.at(owner).arena});
+    } catch (...) {
+      streams_.drop(apart);
+      throw;
+    }
+    of.apart = apart;
+    return apart;
+  }
 
   bool own_any() const { return !owners_.empty(); }
   bool owns(Owner owner) const { return !owners_.empty() && owners_.count(owner) != 0; }
@@ -46,7 +83,14 @@ class Arenas {
   void gave(Owner owner) { --owners_.at(owner).live; }
 
   // After device_done(), when the heap has settled: forgets the owners that have nothing any more.
-  void forget_done();
+  void forget_done() {
+    for (auto entry = owners_.begin(); entry != owners_.end();) {
+      const bool done =
+          !entry->second.open && entry->second.live == 0 && !streams_.withholds(entry->first);
+      if (done) streams_.drop(entry->first);
+      entry = done ? owners_.erase(entry) : std::next(entry);
+    }
+  }
 
   uint64_t count() const { return arenas_.size(); }  // open ones
 
@@ -61,8 +105,19 @@ class Arenas {
     bool open = true;
   };
 
-  Arena& at(uint64_t arena);
-  void open_up(const Arena& arena);
+  Arena& at(uint64_t arena) {
+    auto found = arenas_.find(arena);
+    if (found == arenas_.end()) throw_arena_not_open(arena);
+    return found->second;
+  }
+  void open_up(const Arena& arena) {
+    const auto open_up = [&](Owner owner) {
+      owners_.at(owner).open = false;
+      streams_.open_up(owner);
+    };
+    for (const auto& [stream, owner] : arena.by_stream) open_up(owner);
+    if (arena.apart != kIdle) open_up(arena.apart);
+  }
 
   Streams& streams_;
   uint64_t last_ = 0;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "block.h"
@@ -126,7 +127,16 @@ class BlockTable {
     bucket.words[slot] = slot_of(block, hash);
     bucket.words[kSlots] |= 1U << slot;
   }
-  void grow();
+  void grow() {
+    std::vector<Bucket> before(2 * buckets_.size());
+    std::swap(before, buckets_);
+    --home_shift_;
+    most_ *= 2;
+    last_ = {};
+    for (const Bucket& bucket : before)
+      for (uint32_t used = bucket.words[kSlots] & kFull; used != 0; used &= used - 1)
+        put(nodes_.at(bucket.words[__builtin_ctz(used)] >> kTagBits));
+  }
 
   static constexpr int kFirstBits = 4;
   BlockNodes& nodes_;

@@ -22,6 +22,7 @@
 
 #include "bitset.h"
 #include "driver.h"
+#include "errors.h"
 #include "event_log.h"
 #include "not_copied.h"
 
@@ -37,9 +38,20 @@ class Chunks : NotCopied {
 
   // All offsets are from the base of the reservation, which must outlive this object.
   Chunks(Driver& driver, const Reservation& reservation, uint64_t chunk_bytes,
-         const EventSource& events);
+         const EventSource& events)
+      : driver_(driver),
+        events_(events),
+        base_(reservation.base()),
+        chunk_(chunk_bytes),
+        chunk_shift_((chunk_bytes & (chunk_bytes - 1)) == 0 ? __builtin_ctzll(chunk_bytes) : -1),
+        count_(reservation.size() / chunk_bytes),
+        mapped_(count_) {}
   // Reports to stderr if the driver refuses to take memory back.
-  ~Chunks();
+  ~Chunks() {
+    or_say("memory not returned", [this] {
+      for_each_mapped([&](Run run) { driver_.unmap(base_ + run.begin, run.end - run.begin); });
+    });
+  }
 
   uint64_t chunk_bytes() const { return chunk_; }
   // The chunk that an offset lies in.
@@ -71,8 +83,19 @@ class Chunks : NotCopied {
   // How many of a run's are.
   uint64_t mapped_in(Run run) const { return mapped_.count(number(run.begin), number(run.end)); }
   // Those of a run that are side by side and first, or last; empty if none is.
-  Run first_mapped(Run run) const;
-  Run last_mapped(Run run) const;
+  Run first_mapped(Run run) const {
+    const uint64_t to = number(run.end);
+    const uint64_t from = mapped_.first_present(number(run.begin), to);
+    return {from * chunk_, mapped_.first_absent(from, to) * chunk_};
+  }
+  Run last_mapped(Run run) const {
+    const uint64_t floor = number(run.begin);
+    const uint64_t top = run.empty() ? Bitset::kNone : mapped_.at_or_below(number(run.end) - 1);
+    if (top == Bitset::kNone || top < floor) return {0, 0};
+    uint64_t from = top;
+    while (from > floor && mapped_.test(from - 1)) --from;
+    return {from * chunk_, (top + 1) * chunk_};
+  }
 
   // Calls visit(run) for each run of mapped chunks.
   template <typename Visit>
@@ -83,12 +106,39 @@ class Chunks : NotCopied {
 
   // What is not mapped of a run is mapped. If the driver refuses half way (DriverError), what was
   // mapped so far stays.
-  void map(Run run);
+  void map(Run run) {
+    const uint64_t to = number(run.end);
+    uint64_t from = mapped_.first_absent(number(run.begin), to);
+    while (from < to) {
+      const uint64_t stop = mapped_.first_present(from, to);
+      driver_.map(base_ + from * chunk_, (stop - from) * chunk_);
+      mapped_.set_range(from, stop);
+      mapped_count_ += stop - from;
+      peak_mapped_ = std::max(peak_mapped_, mapped_count_);
+      maps_ += stop - from;
+      events_.add(DTR_EVENT_SEGMENT_ALLOCATE, base_ + from * chunk_, (stop - from) * chunk_);
+      from = mapped_.first_absent(stop, to);
+    }
+  }
   // Of a run that is mapped. Nothing has changed if the driver refuses.
-  void unmap(Run run);
+  void unmap(Run run) {
+    driver_.unmap(base_ + run.begin, run.end - run.begin);
+    mapped_.clear_range(number(run.begin), number(run.end));
+    mapped_count_ -= count(run);
+    unmaps_ += count(run);
+    events_.add(DTR_EVENT_SEGMENT_FREE, base_ + run.begin, run.end - run.begin);
+  }
   // The memory of a chunk is shown in one that was not mapped (Driver::alias). The first one is not
   // mapped then, nor is it to be (aliased_chunks.h). Nothing has changed if the driver refuses.
-  void move(uint64_t from, uint64_t to);
+  void move(uint64_t from, uint64_t to) {
+    driver_.alias(base_ + to, base_ + from);
+    mapped_.set(number(to));
+    mapped_.clear(number(from));
+    ++maps_;
+    ++unmaps_;
+    events_.add(DTR_EVENT_SEGMENT_FREE, base_ + from, chunk_);
+    events_.add(DTR_EVENT_SEGMENT_ALLOCATE, base_ + to, chunk_);
+  }
 
   // [begin, end) of a hole is used from now on, or becomes part of the hole: one that is free for
   // everybody, with its neighbors. Where a heap ends, a chunk does.
@@ -106,7 +156,10 @@ class Chunks : NotCopied {
   }
 
   // Empty if all rules hold, else the broken one.
-  std::string check() const;
+  std::string check() const {
+    if (mapped_.count() != mapped_count_) return "C1: the mapped chunks are miscounted";
+    return "";
+  }
 
  private:
   friend struct Corruptor;  // tests/allocator/corrupt_heap.cpp

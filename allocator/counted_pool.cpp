@@ -184,8 +184,7 @@ std::vector<BlockInfo> CountedPool::snapshot() {
     blocks.push_back(
         {address, block.size_bytes, block.size_bytes, block.stream, DTR_BLOCK_IN_USE, 0, 0});
   }
-  std::sort(blocks.begin(), blocks.end(),
-            [](const BlockInfo& a, const BlockInfo& b) { return a.address < b.address; });
+  std::ranges::sort(blocks, {}, &BlockInfo::address);
   return blocks;
 }
 

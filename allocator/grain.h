@@ -10,7 +10,7 @@ namespace dtr {
 // of them fit where one has been.
 constexpr uint64_t kGrain = 256;
 
-// Bytes, up to whole grains.
-inline uint64_t in_grains(uint64_t bytes) { return (bytes + kGrain - 1) / kGrain * kGrain; }
+inline uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+inline uint64_t in_grains(uint64_t bytes) { return round_up(bytes, kGrain); }
 
 }  // namespace dtr

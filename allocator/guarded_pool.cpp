@@ -11,6 +11,7 @@
 #include <mutex>
 
 #include "errors.h"
+#include "grain.h"
 
 namespace dtr {
 
@@ -30,8 +31,6 @@ void* map_untouchable(void* place, uint64_t bytes) {
   const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (place ? MAP_FIXED : 0);
   return ::mmap(place, bytes, PROT_NONE, flags, -1, 0);
 }
-
-uint64_t in_pages(uint64_t bytes) { return (bytes + kGuardPage - 1) / kGuardPage * kGuardPage; }
 
 [[noreturn]] void refused(const char* call, uint64_t size_bytes) {
   throw DriverError(std::string(call) + " of " + size_text(size_bytes) +
@@ -93,7 +92,7 @@ GuardedPool::~GuardedPool() {
 }
 
 uint64_t GuardedPool::take_address(uint64_t size_bytes) {
-  const uint64_t bytes = in_pages(size_bytes);
+  const uint64_t bytes = round_up(size_bytes, kGuardPage);
   // The page behind it keeps its mapping apart from the next one: so a free never needs one more.
   const uint64_t address = next_gap(bytes + kGuardPage);
   const auto at = ends_.emplace(address, address + bytes).first;

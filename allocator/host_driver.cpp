@@ -15,6 +15,7 @@
 #include "address_space.h"
 #include "driver.h"
 #include "errors.h"
+#include "grain.h"
 #include "granted_memory.h"
 
 namespace dtr {
@@ -141,7 +142,7 @@ class HostDriver final : public Driver {
   // Whole pages of a file's mapping leave the process; their contents stay in the file.
   void let_go_of_pages(uint64_t host, uint64_t size_bytes) {
     const uint64_t page = traits_.granularity;
-    const uint64_t first = (host + page - 1) / page * page;
+    const uint64_t first = round_up(host, page);
     const uint64_t end = (host + size_bytes) / page * page;
     if (first < end && ::madvise(pointer(first), end - first, MADV_DONTNEED) != 0)
       fail("madvise", end - first);

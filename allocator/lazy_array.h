@@ -7,6 +7,7 @@
 #include <new>
 
 #include "address_space.h"
+#include "grain.h"
 
 namespace dtr {
 
@@ -19,7 +20,7 @@ class LazyBytes {
   // std::bad_alloc.
   void reach(uint64_t bytes) {
     if (bytes <= reached_) return;
-    const uint64_t end = std::min((bytes + kStep - 1) / kStep * kStep, range_.size());
+    const uint64_t end = std::min(round_up(bytes, kStep), range_.size());
     if (!range_.hold(reached_, end)) throw std::bad_alloc();
     reached_ = end;
   }

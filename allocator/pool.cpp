@@ -21,8 +21,6 @@ constexpr uint64_t kLeastObjects = 32;  // of the largest size that a slab of le
 // Of a request that was still not served, until it waits for the device.
 constexpr int kAnswersBeforeWait = 256;
 
-uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
-
 [[noreturn]] void invalid(const char* field, uint64_t value, const std::string& allowed) {
   throw InvalidArgument(std::string(field) + " is " + std::to_string(value) +
                         "; allowed: " + allowed);

@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "grain.h"
+
 namespace dtr {
 
 struct Range {
@@ -23,7 +25,7 @@ inline void add_fixed(const Range& free, uint64_t chunk_bytes, std::vector<Range
     if (begin < end) to->push_back({begin, end});
   };
   if (chunk_bytes == 0) return add(free.begin, free.end);
-  const uint64_t first = (free.begin + chunk_bytes - 1) / chunk_bytes * chunk_bytes;
+  const uint64_t first = round_up(free.begin, chunk_bytes);
   const uint64_t last = free.end / chunk_bytes * chunk_bytes;
   if (first > last) return add(free.begin, free.end);  // within one chunk
   add(free.begin, first);

@@ -792,16 +792,12 @@ std::string largest_holders() {
          });
 }
 
-}  // namespace dtr_bridge
-
 // ---- what Python calls by ctypes (dtr_alloc/torch/bridge.py) ----
-
-using dtr_bridge::settings;
 
 // Once, before all else here. The addresses are those of functions of Python's C API.
 DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_type,
                                        uint64_t type_offset) {
-  dtr_bridge::PythonApi& api = dtr_bridge::python;
+  PythonApi& api = python;
   const auto take = [&](auto& member) {
     member = reinterpret_cast<std::remove_reference_t<decltype(member)>>(*functions++);
   };
@@ -811,8 +807,7 @@ DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_t
   take(api.ensure_gil);
   take(api.restore_gil);
   take(api.is_subtype);
-  static const int registered = pthread_atfork(&dtr_bridge::before_fork, &dtr_bridge::after_fork,
-                                               &dtr_bridge::after_fork_in_child);
+  static const int registered = pthread_atfork(&before_fork, &after_fork, &after_fork_in_child);
   (void)registered;
   take(api.call);
   take(api.let_go);
@@ -830,12 +825,11 @@ DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_t
 
 // Sets the error of Python that a call (dtr_alloc::run) has just failed with on this thread, if it
 // has. With the GIL held.
-DTR_EXPORT void dtr_bridge_raise(int64_t call) { dtr_bridge::Raised::of_thread().restore(call); }
+DTR_EXPORT void dtr_bridge_raise(int64_t call) { Raised::of_thread().restore(call); }
 
 // Puts a value in the place of an entry of a type that Python lets nobody change. With the GIL held;
 // an error of Python is set where it fails.
 DTR_EXPORT void dtr_bridge_set_member(void* type, void* name, void* value) {
-  using dtr_bridge::python;
   void* members = python.dict_of(type, nullptr);
   if (!members) return;
   // First: Python drops what it remembers of lookups, without references, while the old entry is
@@ -860,18 +854,16 @@ DTR_EXPORT void dtr_bridge_exchange(void* function, void** definition_self_vecto
 // Registers the capture for devices of a type (c10::DeviceType). by_mode: at the second key, for a
 // dispatch mode. 1, or 0 if the key is taken. The second time it does nothing.
 DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_mode) {
-  auto& fallbacks = dtr_bridge::only<std::map<bool, c10::RegistrationHandleRAII>>();
+  auto& fallbacks = only<std::map<bool, c10::RegistrationHandleRAII>>();
   settings.device = static_cast<c10::DeviceType>(device_type);
-  dtr_bridge::register_operators();
+  register_operators();
   if (!fallbacks.count(by_mode)) {
     c10::Dispatcher& dispatcher = c10::Dispatcher::singleton();
-    const c10::DispatchKey key = by_mode ? dtr_bridge::kSecondKey : dtr_bridge::kKey;
+    const c10::DispatchKey key = by_mode ? kSecondKey : kKey;
     if (dispatcher.hasBackendFallbackForDispatchKey(key)) return 0;
-    fallbacks.emplace(by_mode, dispatcher.registerFallback(
-                                   key,
-                                   by_mode ? dtr_bridge::boxed<&dtr_bridge::second_fallback>()
-                                           : dtr_bridge::boxed<&dtr_bridge::fallback>(),
-                                   "dtr_alloc"));
+    fallbacks.emplace(
+        by_mode, dispatcher.registerFallback(
+                     key, by_mode ? boxed<&second_fallback>() : boxed<&fallback>(), "dtr_alloc"));
   }
   settings.by_mode = by_mode != 0;
   return 1;
@@ -881,35 +873,34 @@ DTR_EXPORT int32_t dtr_bridge_register_capture(int32_t device_type, int32_t by_m
 // overloads, count of each. Not while operators run. count 0: they come by again.
 DTR_EXPORT void dtr_bridge_let_pass(const char* const* names, const char* const* overloads,
                                     uint64_t count) {
-  static auto* passing = new dtr_bridge::Registered();
+  static auto* passing = new Registered();
   passing->clear();
-  const c10::DispatchKey key = settings.by_mode ? dtr_bridge::kSecondKey : dtr_bridge::kKey;
+  const c10::DispatchKey key = settings.by_mode ? kSecondKey : kKey;
   for (uint64_t i = 0; i < count; ++i)
-    dtr_bridge::register_kernel({names[i], overloads[i]}, key,
-                                c10::KernelFunction::makeFallthrough(), passing);
+    register_kernel({names[i], overloads[i]}, key, c10::KernelFunction::makeFallthrough(), passing);
 }
 
 // Composite operators whose kernels use memory themselves are met from now on, for good; kind: as
 // Composite of dtr_alloc/torch/bridge.py. Those that this torch has.
 DTR_EXPORT void dtr_bridge_watch_composites(const char* const* names, const char* const* overloads,
                                             uint64_t count, int32_t kind) {
-  static auto* registered = new dtr_bridge::Registered();
+  static auto* registered = new Registered();
   const auto kernel = [&] {
-    switch (static_cast<dtr_bridge::Composite>(kind)) {
-      case dtr_bridge::Composite::pinned:
-        return dtr_bridge::boxed<&dtr_bridge::run_pinned>();
-      case dtr_bridge::Composite::whole:
-        return dtr_bridge::boxed<&dtr_bridge::run_whole<false>>();
-      case dtr_bridge::Composite::whole_without_gradient:
-        return dtr_bridge::boxed<&dtr_bridge::run_whole<true>>();
+    switch (static_cast<Composite>(kind)) {
+      case Composite::pinned:
+        return boxed<&run_pinned>();
+      case Composite::whole:
+        return boxed<&run_whole<false>>();
+      case Composite::whole_without_gradient:
+        return boxed<&run_whole<true>>();
     }
-    dtr_bridge::fail(DTR_INVALID, "kind is none of Composite");
+    fail(DTR_INVALID, "kind is none of Composite");
   };
   for (uint64_t i = 0; i < count; ++i) {
     if (!c10::Dispatcher::singleton().findSchema({names[i], overloads[i]})) continue;
     for (const c10::DispatchKey key :
          {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA})
-      dtr_bridge::register_kernel({names[i], overloads[i]}, key, kernel(), registered);
+      register_kernel({names[i], overloads[i]}, key, kernel(), registered);
   }
 }
 
@@ -920,52 +911,52 @@ DTR_EXPORT void dtr_bridge_tiny(uint64_t size_bytes) { settings.tiny_bytes = siz
 // Operators that begin on other threads wait from now on, but no longer than so many nanoseconds
 // from now; 0: they do not wait any more.
 DTR_EXPORT void dtr_bridge_hold_others(int64_t longest_ns) {
-  dtr_bridge::Threads::instance().hold(dtr_bridge::Thread::current(), longest_ns);
+  Threads::instance().hold(Thread::current(), longest_ns);
 }
 // The operators that run on other threads: writes the keys of up to capacity of them, and returns
 // how many there are.
 DTR_EXPORT uint64_t dtr_bridge_running(uint64_t* keys, uint64_t capacity) {
-  const auto running = dtr_bridge::Threads::instance().running(&dtr_bridge::Thread::current());
+  const auto running = Threads::instance().running(&Thread::current());
   std::copy_n(running.begin(), std::min<uint64_t>(capacity, running.size()), keys);
   return running.size();
 }
 
 // Whether this thread's operators come by. (For a dispatch mode they do while it is entered.)
 DTR_EXPORT void dtr_bridge_include_thread(int32_t on) {
-  c10::impl::tls_set_dispatch_key_included(dtr_bridge::kKey, on != 0);
+  c10::impl::tls_set_dispatch_key_included(kKey, on != 0);
 }
 
-// So many observers of operators more, or fewer, are on from now on (dtr_bridge::observers). 0: as many
+// So many observers of operators more, or fewer, are on from now on (observers). 0: as many
 // as there are at all: one, if this thread has any.
 DTR_EXPORT void dtr_bridge_observe(int32_t more) {
-  dtr_bridge::observers = more ? std::max(0, dtr_bridge::observers + more) : at::hasCallbacks();
-  dtr_bridge::core->guard_evicted(dtr_bridge::core->engine);
+  observers = more ? std::max(0, observers + more) : at::hasCallbacks();
+  core->guard_evicted(core->engine);
 }
 
 // Whether places are followed, and that this thread is at one from now on (dtr_place).
-DTR_EXPORT void dtr_bridge_follow_places(int32_t on) {
-  dtr_bridge::Places::instance().follow(on != 0);
-}
+DTR_EXPORT void dtr_bridge_follow_places(int32_t on) { Places::instance().follow(on != 0); }
 DTR_EXPORT void dtr_bridge_place(uint32_t place) {
-  dtr_bridge::Places::instance().move(dtr_bridge::Thread::current().position, place);
+  Places::instance().move(Thread::current().position, place);
 }
 
 DTR_EXPORT void dtr_bridge_op_log(int32_t on) { settings.writes_op_log = on != 0; }
 DTR_EXPORT void dtr_bridge_score(int32_t on) { settings.scoring = on != 0; }
 DTR_EXPORT void dtr_bridge_limit_repeats(int64_t most) { settings.repeats_left = most; }
 DTR_EXPORT void dtr_bridge_name(uint64_t key, const char* name) {
-  dtr_bridge::Rules::instance().name(key, name);
+  Rules::instance().name(key, name);
 }
-DTR_EXPORT void dtr_bridge_forget_rules() { dtr_bridge::Rules::instance().forget(); }
+DTR_EXPORT void dtr_bridge_forget_rules() { Rules::instance().forget(); }
 
 // Forgets the first numbers of the last answer, and writes up to capacity numbers of calls
 // (dtr_alloc::run) that nothing needs any more. One thread at a time. So none is lost where the
 // caller is interrupted.
 DTR_EXPORT uint64_t dtr_bridge_dropped_calls(uint64_t forget, int64_t* calls, uint64_t capacity) {
-  const std::lock_guard<std::mutex> lock(dtr_bridge::dropped_mutex);
-  std::deque<int64_t>& from = dtr_bridge::dropped_calls;
+  const std::lock_guard<std::mutex> lock(dropped_mutex);
+  std::deque<int64_t>& from = dropped_calls;
   from.erase(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(forget));
   const size_t count = std::min<size_t>(capacity, from.size());
   std::copy_n(from.begin(), count, calls);
   return count;
 }
+
+}  // namespace dtr_bridge

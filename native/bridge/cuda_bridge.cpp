@@ -54,12 +54,9 @@
 #include "bridge.h"
 #include "draws.h"
 
-namespace {
+namespace dtr_bridge {
 
-using dtr_bridge::allocate_block;
-using dtr_bridge::core;
-using dtr_bridge::free_block;
-using dtr_bridge::free_of_arena;
+namespace {
 
 namespace pluggable = torch::cuda::CUDAPluggableAllocator;
 namespace caching = c10::cuda::CUDACachingAllocator;
@@ -116,7 +113,7 @@ c10::DeviceIndex current_device() {
 }
 
 // See D6 of draws.h.
-void put_philox(const at::Generator& generator, const dtr_bridge::PhiloxState& at) {
+void set_philox(const at::Generator& generator, const PhiloxState& at) {
   auto* philox = generator.get<at::CUDAGeneratorImpl>();
   if (philox->current_seed() != at.seed) {
     const bool begins_anew = philox->reset_rnn_state();
@@ -613,7 +610,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
 
   // The arena that the stream's memory comes from now; 0: none, which is nearly always.
   uint64_t arena_for(c10::DeviceIndex device, cudaStream_t stream) {
-    if (!routed_ || dtr_bridge::repeats) return 0;
+    if (!routed_ || repeats) return 0;
     std::vector<Route> routes;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -626,10 +623,10 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
 
   // See several_streams.
   void note(c10::DeviceIndex device, uint64_t stream) {
-    if (dtr_bridge::several_streams.load(std::memory_order_relaxed)) return;
+    if (several_streams.load(std::memory_order_relaxed)) return;
     uint64_t first = 0;
     if (!first_streams_[device].compare_exchange_strong(first, stream + 1) && first != stream + 1)
-      dtr_bridge::several_streams = true;
+      several_streams = true;
   }
 
   void* memory(size_t size, c10::DeviceIndex device, cudaStream_t stream, uint64_t arena) {
@@ -658,8 +655,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
     if (!serves_beyond_ || arena || size == 0 || !requesters_.is_workspace(caller)) return nullptr;
     pool_of(device);
     note(device, number(stream));
-    return dtr_bridge::allocate_workspace({c10::DeviceType::CUDA, device}, size, number(stream),
-                                          beyond);
+    return allocate_workspace({c10::DeviceType::CUDA, device}, size, number(stream), beyond);
   }
 
   void* raw_memory(size_t size, cudaStream_t stream, const void* caller) {
@@ -747,8 +743,8 @@ DTR_EXPORT const char* dtr_bridge_install_cuda(bool serves_beyond) {
       return message.c_str();
     }
     auto allocator = std::make_shared<CudaAllocator>(serves_beyond);
-    dtr_bridge::set_current_stream(&current_stream);
-    dtr_bridge::put_philox = &put_philox;
+    set_current_stream(&current_stream);
+    put_philox = &set_philox;
     // The route of torch.cuda.memory.change_current_allocator.
     pluggable::changeCurrentAllocator(allocator);
     // torch.accelerator.memory_* and c10's own storages ask the registry instead, which
@@ -763,3 +759,5 @@ DTR_EXPORT const char* dtr_bridge_install_cuda(bool serves_beyond) {
   }
   return message.c_str();
 }
+
+}  // namespace dtr_bridge

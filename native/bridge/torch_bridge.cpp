@@ -67,15 +67,7 @@ void* allocate_workspace(c10::Device device, size_t size_bytes, uint64_t stream,
   return address;
 }
 
-}  // namespace dtr_bridge
-
 namespace {
-
-using dtr_bridge::allocate_block;
-using dtr_bridge::core;
-using dtr_bridge::free_block;
-using dtr_bridge::free_of_arena;
-using dtr_bridge::has_python;
 
 // Three private members are needed: the flags that make an access throw, which not
 // every version lets one clear, and the reference counts, because c10's own lock()
@@ -224,8 +216,8 @@ void* no_memory_of(c10::StorageImpl& storage) {
 void guard(void* handle) {
   c10::StorageImpl& storage = *storage_of(handle);
   if (storage._mutable_data_ptr_no_checks().get_deleter() != &free_evicted) return;
-  if (dtr_bridge::several_streams.load(std::memory_order_relaxed) ||
-      dtr_bridge::observers.load(std::memory_order_relaxed) > 0) {
+  if (several_streams.load(std::memory_order_relaxed) ||
+      observers.load(std::memory_order_relaxed) > 0) {
     throws_on_access(storage) = false;
     storage.set_throw_on_mutable_data_ptr();
   } else {
@@ -329,11 +321,11 @@ dtr_framework framework = {DTR_BRIDGE_ABI_VERSION,
                            &take,
                            &make,
                            nullptr,  // see set_current_stream
-                           &dtr_bridge::drop_closure};
+                           &drop_closure};
 
 }  // namespace
 
-void dtr_bridge::set_current_stream(CurrentStream function) { framework.current_stream = function; }
+void set_current_stream(CurrentStream function) { framework.current_stream = function; }
 
 // Hands the core's table in and the framework's out. Call once, before all else.
 DTR_EXPORT const dtr_framework* dtr_bridge_connect(const dtr_core* table) {
@@ -353,3 +345,5 @@ DTR_EXPORT void dtr_bridge_install_cpu(int32_t on) {
   }
   gives_cpu_memory = on != 0;
 }
+
+}  // namespace dtr_bridge

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <set>
 
-#include "base/error.h"
 #include "base/ranges.h"
 #include "base/scoped_timer.h"
 #include "graph/heap_blocks.h"
@@ -66,8 +66,7 @@ std::vector<uint64_t> holes_outside(const std::vector<Range>& free, uint64_t beg
 }
 
 std::vector<Storage*> largest_first(std::vector<Storage*> storages) {
-  std::sort(storages.begin(), storages.end(),
-            [](const Storage* a, const Storage* b) { return a->size_bytes > b->size_bytes; });
+  std::ranges::sort(storages, std::ranges::greater(), &Storage::size_bytes);
   return storages;
 }
 
@@ -104,8 +103,7 @@ bool Compactor::is_on() const {
 void Compactor::begin_search(const Device& device) {
   largest_hole_ = 0;
   if (!is_on()) return;
-  dtr_pool_stats stats;
-  dtr_pool_get_stats(device.pool, &stats);
+  const dtr_pool_stats stats = stats_of(device.pool);
   largest_hole_ = stats.largest_free_bytes;
 }
 
@@ -237,8 +235,7 @@ bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, D
 }
 
 bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& deferred) {
-  dtr_pool_room room{};
-  dtr_pool_get_room(device.pool, size_bytes, &room);
+  const dtr_pool_room room = room_of(device.pool, size_bytes);
   const uint64_t chunk = room.chunk_bytes;
   if (chunk == 0 || !room.in_one_piece) return false;
   const uint64_t lacking_chunks = dtr_pool_lacking_chunks(device.pool, size_bytes);
@@ -289,8 +286,7 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
   for (const Touched& one : touched)
     if (!std::isinf(one.cost_ns)) cheapest.push_back(one);
   if (cheapest.size() < lacking_chunks) return false;
-  std::sort(cheapest.begin(), cheapest.end(),
-            [](const Touched& a, const Touched& b) { return a.cost_ns < b.cost_ns; });
+  std::ranges::sort(cheapest, {}, &Touched::cost_ns);
   for (size_t look_at = 0; look_at < std::min(cheapest.size(), kMostLooks); ++look_at) {
     const Touched& one = cheapest[look_at];
     const uint64_t begin = room.base + one.number * chunk, end = begin + chunk;

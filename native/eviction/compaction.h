@@ -23,7 +23,6 @@
 #include "graph/graph.h"
 #include "graph/graph_capture.h"
 #include "move.h"
-#include "policy/devices.h"
 
 namespace dtr {
 

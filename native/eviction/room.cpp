@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/scoped_timer.h"
+#include "graph/heap_blocks.h"
 #include "policy/room_price.h"
 
 namespace dtr {
@@ -69,8 +70,7 @@ RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes, En
   if (sample.searches++ % SearchSample::kOneIn == 0) processor.emplace(sample.sampled_ns);
   const SearchContext context = parts_.search.context_of(device);
   const dtr_engine_options& options = parts_.environment.options;
-  dtr_pool_room room{};
-  dtr_pool_get_room(device.pool, size_bytes, &room);
+  const dtr_pool_room room = room_of(device.pool, size_bytes);
   // Where there is a hole what is missing is time, or memory for slabs.
   const bool lacks_place = room.chunk_bytes > 0 && room.in_one_piece && !room.has_hole;
   const bool has_windows = !parts_.repeats.has_taken_over();

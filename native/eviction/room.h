@@ -15,7 +15,6 @@
 #include "graph/deferred.h"
 #include "graph/environment.h"
 #include "graph/lifecycle.h"
-#include "graph/settling.h"
 #include "locks.h"
 #include "policy/cost_model.h"
 #include "policy/repeat_rate.h"

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "graph/heap_blocks.h"
 #include "graph/require.h"
 
 namespace dtr {
@@ -65,8 +66,7 @@ Storage* SwapSpace::settled_on(const Device& device) {
   if (!environment_.options.settles_to_host || costs_.is_on()) return nullptr;
   uint64_t most = 0;
   for (const auto& of : devices_) {
-    dtr_pool_stats stats;
-    dtr_pool_get_stats(of->pool, &stats);
+    const dtr_pool_stats stats = stats_of(of->pool);
     most +=
         stats.total_bytes ? std::min(stats.budget_bytes, stats.total_bytes) : stats.budget_bytes;
   }

@@ -5,6 +5,7 @@
 // not know.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <unordered_map>
 

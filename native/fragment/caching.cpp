@@ -17,8 +17,6 @@ constexpr uint64_t kLargeSegment = 20 * kMib;
 constexpr uint64_t kOwnSegment = 10 * kMib;  // requests from here on get one of their own size
 constexpr uint64_t kSegmentGrain = 2 * kMib;
 
-uint64_t round_up(uint64_t size, uint64_t grain) { return (size + grain - 1) / grain * grain; }
-
 int log2_floor(uint64_t value) { return 63 - __builtin_clzll(value); }
 
 void check(const dtr_fragment_options& options) {

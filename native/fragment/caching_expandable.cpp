@@ -12,8 +12,6 @@ constexpr uint64_t kSmallPage = 2 * kMib;
 constexpr uint64_t kLargePage = 20 * kMib;
 constexpr uint64_t kUnlimitedDevice = uint64_t{1} << 42;
 
-uint64_t round_up(uint64_t size, uint64_t grain) { return (size + grain - 1) / grain * grain; }
-
 }  // namespace
 
 // A free block of at least `size`, out of the pool's set, or nullptr.

@@ -12,6 +12,7 @@
 #include <map>
 #include <vector>
 
+#include "grain.h"
 #include "model.h"
 
 namespace dtr::fragment {
@@ -63,15 +64,13 @@ class Device {
     auto next = segments_.lower_bound(at);
     if (next != segments_.begin()) {
       const auto below = std::prev(next);
-      if (below->first + below->second > at) at = round_up(below->first + below->second);
+      if (below->first + below->second > at)
+        at = round_up(below->first + below->second, kSegmentAlignment);
     }
     for (; next != segments_.end() && next->first < at + size; ++next)
-      at = round_up(next->first + next->second);
-    if (at == lowest_gap_) lowest_gap_ = round_up(at + size);
+      at = round_up(next->first + next->second, kSegmentAlignment);
+    if (at == lowest_gap_) lowest_gap_ = round_up(at + size, kSegmentAlignment);
     return at;
-  }
-  static uint64_t round_up(uint64_t address) {
-    return (address + kSegmentAlignment - 1) / kSegmentAlignment * kSegmentAlignment;
   }
 
   uint64_t budget_;

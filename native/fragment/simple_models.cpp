@@ -16,8 +16,6 @@ namespace {
 
 constexpr uint64_t kGrain = 512;
 
-uint64_t round_up(uint64_t size, uint64_t grain) { return (size + grain - 1) / grain * grain; }
-
 // What a model gave for the allocations that are live.
 struct Given {
   uint64_t address, size, stream;

@@ -1,4 +1,4 @@
-// heap_blocks.h: the large blocks of a pool's heap, as the pool tells them.
+// heap_blocks.h: what a pool tells of its memory: its numbers, its room, the large blocks of its heap.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +9,17 @@
 #include "dtr/pool.h"
 
 namespace dtr {
+
+inline dtr_pool_stats stats_of(dtr_pool* pool) {
+  dtr_pool_stats stats;
+  dtr_pool_get_stats(pool, &stats);
+  return stats;
+}
+inline dtr_pool_room room_of(dtr_pool* pool, uint64_t size_bytes) {
+  dtr_pool_room room;
+  dtr_pool_get_room(pool, size_bytes, &room);
+  return room;
+}
 
 // Neighbors that are make one hole for every stream, behind waits on the device.
 inline bool is_free(const dtr_run_block& block) {

@@ -22,6 +22,7 @@
 
 #include <cstdint>
 
+#include "base/error.h"
 #include "environment.h"
 #include "graph_capture.h"
 #include "op_call.h"
@@ -59,8 +60,30 @@ class StreamOrder {
   }
 
   // Work that this thread queues next reads the storage, or overwrites it.
-  void before_use(Storage* storage, bool overwrites) const;
-  void before_use(const OpCall& call) const;
+  // (While a graph is captured no stream may wait for what is outside; nothing has to, see F1.)
+  void before_use(Storage* storage, bool overwrites) const {
+    if (!storage->managed || !storage->address || capture_.is_under_way()) return;
+    const uint64_t stream = current(storage);
+    if (stream == kNoStream) return;
+    dtr_pool* pool = environment_.pool_of(storage->device_type, storage->device_index);
+    if (storage->used_on != stream) {
+      check_status(dtr_pool_record_stream(pool, storage->address, stream));
+      storage->on_streams |= storage->used_on != kNoStream;
+      storage->used_on = stream;
+    }
+    if (overwrites && storage->on_streams)
+      check_status(dtr_pool_order_uses(pool, storage->address, stream));
+    if (storage->remade_on == kNoStream || storage->remade_on == stream ||
+        storage->ordered_on == stream)
+      return;
+    check_status(dtr_pool_order(pool, stream, storage->remade_on));
+    storage->ordered_on = stream;
+  }
+  void before_use(const OpCall& call) const {
+    if (!environment_.framework->current_stream) return;
+    for (const Input& input : call.inputs)
+      if (input.storage) before_use(input.storage, overwrites(input.use));
+  }
   // The content was rematerialized by this thread.
   void remade(Storage* storage) const {
     storage->used_on = storage->remade_on = current(storage);

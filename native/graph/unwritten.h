@@ -111,8 +111,7 @@ class Unwritten {
     std::vector<Dimension> all, merged;
     for (int32_t i = 0; i < part.ndim; ++i)
       if (part.sizes[i] != 1) all.push_back({part.strides[i] * part.item_bytes, part.sizes[i]});
-    std::sort(all.begin(), all.end(),
-              [](const Dimension& a, const Dimension& b) { return a.stride > b.stride; });
+    std::ranges::sort(all, std::ranges::greater(), &Dimension::stride);
     for (const Dimension& next : all)
       if (!merged.empty() && merged.back().stride == next.stride * next.size)
         merged.back() = {next.stride, merged.back().size * next.size};

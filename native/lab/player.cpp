@@ -367,8 +367,7 @@ uint32_t Player::choose(uint64_t least_bytes) {
     else
       late_.push_back({own_numerator(storage) + rest, rest, storage});
   }
-  std::sort(late_.begin(), late_.end(),
-            [](const Late& a, const Late& b) { return a.bound < b.bound; });
+  std::ranges::sort(late_, {}, &Late::bound);
   for (const Late& late : late_) {
     if (late.bound > least) break;
     // Beyond so much cost it cannot win.

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "dtr/op_log.h"
 #include "policy/costs.h"
 #include "simulate/program.h"
 

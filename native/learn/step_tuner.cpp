@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "graph/heap_blocks.h"
+
 namespace dtr {
 
 namespace {
@@ -82,8 +84,7 @@ StepTuner::Mark StepTuner::now_with_room() const {
   Mark mark = now();
   if (parts_.environment.pools.empty()) return mark;
   const Environment::Pool& of = parts_.environment.pools.front();
-  dtr_pool_stats stats;
-  dtr_pool_get_stats(of.pool, &stats);
+  const dtr_pool_stats stats = stats_of(of.pool);
   const dtr_engine_stats& engine = parts_.environment.stats;
   const RoomPrice price = RoomPrice::of(of.device_type, stats.chunk_bytes);
   const double measured_ns = static_cast<double>(engine.move_ns) +
@@ -324,8 +325,7 @@ StepTuner::State StepTuner::watch(double cost) {
 // ---- searching ----
 
 uint64_t StepTuner::budget_bytes() const {
-  dtr_pool_stats stats;
-  dtr_pool_get_stats(parts_.environment.pools.front().pool, &stats);
+  const dtr_pool_stats stats = stats_of(parts_.environment.pools.front().pool);
   return stats.budget_bytes;
 }
 
@@ -333,10 +333,8 @@ uint64_t StepTuner::budget_bytes() const {
 // operator that runs.
 SimulatedMemory StepTuner::simulated_memory(uint64_t running_bytes) const {
   const Environment::Pool& of = parts_.environment.pools.front();
-  dtr_pool_stats stats;
-  dtr_pool_get_stats(of.pool, &stats);
-  dtr_pool_room room{};
-  dtr_pool_get_room(of.pool, 1, &room);
+  const dtr_pool_stats stats = stats_of(of.pool);
+  const dtr_pool_room room = room_of(of.pool, 1);
   uint64_t known = 0;
   parts_.graph.by_address.for_each([&](const void* address, const Storage* storage) {
     if (dtr_pool_contains(of.pool, address)) known += storage->size_bytes;
@@ -362,8 +360,7 @@ SimulatedMemory StepTuner::simulated_memory(uint64_t running_bytes) const {
 // For plans: what is in the heap in every step, and what the slabs have then.
 void StepTuner::add_held(SimulatedMemory& memory) const {
   dtr_pool* pool = parts_.environment.pools.front().pool;
-  dtr_pool_stats stats;
-  dtr_pool_get_stats(pool, &stats);
+  const dtr_pool_stats stats = stats_of(pool);
   memory.pool_bytes = stats.budget_bytes;
   // What is dead and can be computed again is not needed, and a step's own constants go with it.
   const uint64_t last_number = log_.last_number_before_steps(step_);

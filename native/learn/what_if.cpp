@@ -356,8 +356,7 @@ std::optional<WhatIf::Found> WhatIf::best(const EvictionPolicy& usual, double us
 
 std::optional<WhatIf::Found> WhatIf::plan_by(std::vector<Schedule>& schedules,
                                              double most_ns) const {
-  std::stable_sort(schedules.begin(), schedules.end(),
-                   [](const Schedule& a, const Schedule& b) { return a.again_ns < b.again_ns; });
+  std::ranges::stable_sort(schedules, {}, &Schedule::again_ns);
   const double little_ns = kLittle * static_cast<double>(program_.cost_ns);
   std::optional<Found> best;
   for (size_t i = 0; i < schedules.size() && i < kMostPlans && !progress_.cancelled; ++i) {

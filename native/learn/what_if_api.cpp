@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "dtr/op_log.h"
 #include "simulate/program.h"
 #include "step_log.h"
 #include "what_if.h"

@@ -7,10 +7,12 @@
 // (and gives back what had to make place) when the mutex is free.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "dtr_alloc.h"
+#include "grain.h"
 #include "graph/host_copy.h"
 
 namespace dtr {
@@ -21,14 +23,14 @@ class HostMemory {
   uint64_t cap_bytes() const { return cap_bytes_; }
   uint64_t in_use_bytes() const { return in_use_bytes_; }
   bool has_room(uint64_t size_bytes) const {
-    const uint64_t bytes = rounded(size_bytes);
+    const uint64_t bytes = round_up(size_bytes, kPage);
     return bytes <= cap_bytes_ && in_use_bytes_ <= cap_bytes_ - bytes;
   }
 
   // A buffer for a content, if has_room() says so. *surplus gets kept ones that must be given
   // back first.
   HostCopy* take(dtr_pool* pool, uint64_t size_bytes, std::vector<HostCopy*>* surplus) {
-    const uint64_t bytes = rounded(size_bytes);
+    const uint64_t bytes = round_up(size_bytes, kPage);
     in_use_bytes_ += bytes;
     // The newest first: its pages are the likeliest to be in the caches.
     for (size_t i = kept_.size(); i-- > 0;) {
@@ -75,7 +77,6 @@ class HostMemory {
 
  private:
   static constexpr uint64_t kPage = 4096;
-  static uint64_t rounded(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
   uint64_t cap_bytes_ = 0;
   uint64_t in_use_bytes_ = 0;

@@ -3,8 +3,6 @@
 #include <string>
 #include <utility>
 
-#include "base/error.h"
-
 namespace dtr {
 
 void NeededStorages::update(Storage* changed, bool loses_parent) {

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <utility>
 
-#include "base/error.h"
+#include "graph/heap_blocks.h"
 
 namespace dtr {
 
@@ -15,8 +15,7 @@ namespace {
 
 // Another one after every change of the heap, which also ends elsewhere under another budget.
 std::pair<uint64_t, uint64_t> changes_of(dtr_pool* pool) {
-  dtr_pool_stats stats{};
-  dtr_pool_get_stats(pool, &stats);
+  const dtr_pool_stats stats = stats_of(pool);
   return {stats.allocations + stats.frees + stats.mapped_chunks + stats.unmapped_chunks,
           stats.budget_bytes};
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <string>
 
-#include "base/error.h"
 #include "grain.h"
 #include "graph/heap_blocks.h"
 
@@ -80,8 +79,7 @@ size_t WindowSearch::most_looks(const Device& device, uint64_t size_bytes) const
   constexpr size_t kMostLooks = 64;
   constexpr uint64_t kSmall = 256;  // so many requests make the budget
   if (environment_.options.room != DTR_ROOM_AUTO || device.type != kCpu) return Candidates::kAny;
-  dtr_pool_stats stats;
-  dtr_pool_get_stats(device.pool, &stats);
+  const dtr_pool_stats stats = stats_of(device.pool);
   return kMostLooks * std::max<uint64_t>(size_bytes / (stats.budget_bytes / kSmall + 1), 1);
 }
 

@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "base/handles.h"
 #include "base/scoped_timer.h"
+#include "graph/heap_blocks.h"
 #include "policy/room_price.h"
 
 namespace dtr {
@@ -207,8 +208,7 @@ void Engine::add_pool(uint8_t device_type, int8_t device_index, dtr_pool* pool) 
   device.candidates.set_slabs_begin(reinterpret_cast<uint64_t>(dtr_pool_slabs_begin(pool)));
   swap_space_.add_device(device);
   mover_.add_device(device);
-  dtr_pool_room room{};
-  dtr_pool_get_room(pool, 1, &room);
+  const dtr_pool_room room = room_of(pool, 1);
   device.one_range = room.chunk_bytes != 0;
   device.base = room.base;
   if (dtr_pool_uses_hints(pool, UINT64_MAX)) hints_.add_pool(pool);

@@ -1,6 +1,7 @@
 #include "memory_use.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -21,8 +22,7 @@ uint64_t next_after(uint64_t bytes) {
 }  // namespace
 
 std::vector<BlockInUse> blocks_in_use(const Graph& graph, dtr_pool* pool) {
-  dtr_pool_room room{};
-  dtr_pool_get_room(pool, 1, &room);
+  const dtr_pool_room room = room_of(pool, 1);
   std::vector<dtr_run_block> run;
   const size_t count = read_blocks(pool, &run);
   std::vector<BlockInUse> blocks;
@@ -72,9 +72,7 @@ std::vector<dtr_holder> MemoryUse::holders() const {
   std::vector<dtr_holder> all;
   for (const auto& [of, size_bytes] : bytes)
     all.push_back({std::get<1>(of), size_bytes, std::get<2>(of), std::get<0>(of)});
-  std::stable_sort(all.begin(), all.end(), [](const dtr_holder& a, const dtr_holder& b) {
-    return a.size_bytes > b.size_bytes;
-  });
+  std::ranges::stable_sort(all, std::ranges::greater(), &dtr_holder::size_bytes);
   return all;
 }
 
@@ -118,8 +116,7 @@ bool MemoryUse::is_pinned(const Storage* storage) const {
 }
 
 bool MemoryUse::could_have_room(uint64_t size_bytes, dtr_pool* pool) const {
-  dtr_pool_stats stats;
-  dtr_pool_get_stats(pool, &stats);
+  const dtr_pool_stats stats = stats_of(pool);
   if (size_bytes > stats.budget_bytes) return false;
   const uint64_t wanted = stats.allocated_bytes + size_bytes;
   uint64_t lacking = wanted - std::min(wanted, stats.budget_bytes);

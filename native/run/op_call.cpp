@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/spare_memory.h"
 #include "engine.h"
+#include "graph/heap_blocks.h"
 
 namespace dtr {
 
@@ -88,8 +89,7 @@ void Engine::op_abort(Frame& frame, bool started) {
 bool Engine::settle(Frame& frame, uint32_t tensors) {
   uint64_t budget = 0;
   for (const auto& device : devices_) {
-    dtr_pool_stats stats;
-    dtr_pool_get_stats(device->pool, &stats);
+    const dtr_pool_stats stats = stats_of(device->pool);
     budget += std::min(stats.budget_bytes, kNoBudget);
   }
   if (budget >= kNoBudget) return false;

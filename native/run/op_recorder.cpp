@@ -1,6 +1,7 @@
 #include "op_recorder.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -247,8 +248,7 @@ bool OpRecorder::settle(Frame& frame, uint32_t tensors, uint64_t least_bytes, De
 
 // The oldest first, from which younger ones may be computed.
 void OpRecorder::want_settled(Frame& frame, std::vector<Storage*>& targets) {
-  std::sort(targets.begin(), targets.end(),
-            [](const Storage* a, const Storage* b) { return a->id > b->id; });
+  std::ranges::sort(targets, std::ranges::greater(), &Storage::id);
   for (Storage* target : targets) Rematerializer::want(frame.remat, target, true);
 }
 

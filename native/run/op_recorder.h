@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "call_timer.h"
-#include "event_log.h"
 #include "eviction/placement_hint.h"
 #include "eviction/swap_space.h"
 #include "frame.h"
@@ -23,7 +22,6 @@
 #include "policy/costs.h"
 #include "policy/devices.h"
 #include "policy/waiting_inputs.h"
-#include "repeat_counts.h"
 #include "step_plan.h"
 #include "storage_lifecycle.h"
 #include "versions.h"

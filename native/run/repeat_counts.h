@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <utility>
 #include <vector>
@@ -29,9 +30,7 @@ class RepeatCounts final : public Observer {
     std::vector<dtr_repeats> all;
     for (const auto& [of, count] : counts_)
       all.push_back({of.first, count.times, count.cost_ns, of.second});
-    std::stable_sort(all.begin(), all.end(), [](const dtr_repeats& a, const dtr_repeats& b) {
-      return a.cost_ns > b.cost_ns;
-    });
+    std::ranges::stable_sort(all, std::ranges::greater(), &dtr_repeats::cost_ns);
     return all;
   }
 

@@ -311,8 +311,7 @@ std::vector<Storage*> StorageLifecycle::live_evicted() const {
   for (Storage* storage : with_handles())
     if (storage->live && storage->state != State::resident && !storage->lost)
       found.push_back(storage);
-  std::sort(found.begin(), found.end(),
-            [](const Storage* a, const Storage* b) { return a->id < b->id; });
+  std::ranges::sort(found, {}, &Storage::id);
   return found;
 }
 

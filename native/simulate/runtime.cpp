@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <optional>
 #include <string>
@@ -13,6 +14,7 @@
 #include "base/error.h"
 #include "base/handles.h"
 #include "fragmentation.h"
+#include "graph/heap_blocks.h"
 #include "not_copied.h"
 #include "policy/move_price.h"
 #include "run/engine.h"
@@ -171,8 +173,7 @@ class RuntimeSimulation final : private Observer {
     std::vector<Buffer*> left;
     for (Buffer* buffer : names_)
       if (buffer) left.push_back(buffer);
-    std::sort(left.begin(), left.end(),
-              [](const Buffer* a, const Buffer* b) { return a->serial > b->serial; });
+    std::ranges::sort(left, std::ranges::greater(), &Buffer::serial);
     left.erase(std::unique(left.begin(), left.end()), left.end());
     names_.clear();
     for (Buffer* buffer : left) drop(buffer);
@@ -569,8 +570,7 @@ class RuntimeSimulation final : private Observer {
     dtr_engine_stats engine;
     engine_.get_stats(&engine);
     if (out_.most_work == UINT64_MAX) out_.work = work(engine);
-    dtr_pool_stats pool;
-    dtr_pool_get_stats(setup_.pool, &pool);
+    dtr_pool_stats pool = stats_of(setup_.pool);
     engine.searches -= engine_before_.searches;
     engine.moves -= engine_before_.moves;
     engine.moved_bytes -= engine_before_.moved_bytes;

@@ -164,7 +164,7 @@ class NativePool:
 
 
 def move_some(engine: Any, pool: Any, seed: int, count: int) -> int:
-    """Moves contents of a pool's blocks to other places, each drawn anew; returns how many moved."""
+    """Moves contents of a pool's blocks elsewhere, each drawn anew. Returns how many moved."""
     random = Random(seed)
     length = ffi.new("uint64_t *")
     for moved in range(count):

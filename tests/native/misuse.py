@@ -398,6 +398,8 @@ class World:
             return self.array(base, PROGRAM if name == "program" else [1, 0])
         if name in ("workspace", "workspace_at"):
             return self.array(base, [0] * LENGTH)
+        if name == "end":  # behind the start, which is 0
+            return self.array(base, [1])
         if base == "uint8_t":
             return self.array(base, [0])
         return self.array(base, LENGTH)
