@@ -87,7 +87,7 @@ class Stats(dict[str, Any]):
     clock_seconds: float
     """The engine's clock: both together."""
     search_seconds: float
-    """Time spent on searches for storages to evict."""
+    """Processor time of searches for storages to evict."""
     searches: int
     evaluations: int
     """Scores that were computed."""

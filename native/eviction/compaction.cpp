@@ -169,7 +169,7 @@ bool Compactor::move_victims(Device& device, uint64_t size_bytes, bool fragmente
 }
 
 bool Compactor::open_hole(Device& device, uint64_t size_bytes, double most_ns, Deferred& deferred) {
-  std::optional<ScopedTimer<uint64_t>> scan(environment_.stats.search_ns);
+  std::optional<ScopedTimer<uint64_t, thread_ns>> scan(environment_.stats.search_ns);
   const std::vector<dtr_run_block>& blocks = blocks_of(device.pool);
   scans_of(device).last_ns = kScanNs * static_cast<double>(blocks.size());
   std::vector<Storage*> in_way(blocks.size(), nullptr);
@@ -240,7 +240,7 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
   if (chunk == 0 || !room.in_one_piece) return false;
   const uint64_t lacking_chunks = dtr_pool_lacking_chunks(device.pool, size_bytes);
   if (lacking_chunks == 0) return false;
-  std::optional<ScopedTimer<uint64_t>> scan(environment_.stats.search_ns);
+  std::optional<ScopedTimer<uint64_t, thread_ns>> scan(environment_.stats.search_ns);
   const std::vector<dtr_run_block>& blocks = blocks_of(device.pool);
   const auto number_of = [&](uint64_t address) { return (address - room.base) / chunk; };
   std::vector<Storage*> owners(blocks.size(), nullptr);

@@ -64,10 +64,12 @@ double RoomMaker::remap_ns(const Device& device, const dtr_pool_room& room,
 // less than what would be evicted, and where no window helps. Once e* has taken over from the marginal
 // cost (repeat_rate.h), there are no windows.
 RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes, EngineCall& call) {
-  const ScopedTimer timer(parts_.environment.stats.search_ns);
   SearchSample& sample = parts_.environment.search_sample;
-  std::optional<ScopedTimer<int64_t, thread_ns>> processor;
-  if (sample.searches++ % SearchSample::kOneIn == 0) processor.emplace(sample.sampled_ns);
+  std::optional<ScopedTimer<int64_t, thread_ns>> timer;
+  if (sample.searches++ % SearchSample::kOneIn == 0) {
+    timer.emplace(sample.measured_ns);
+    ++sample.measured;
+  }
   const SearchContext context = parts_.search.context_of(device);
   const dtr_engine_options& options = parts_.environment.options;
   const dtr_pool_room room = room_of(device.pool, size_bytes);

@@ -13,13 +13,16 @@ namespace dtr {
 
 constexpr uint64_t kNoBudget = uint64_t{1} << 62;  // bytes from which on a budget is none
 
-// The processor time of searches, from one in so many. What other programs take from the thread
-// meanwhile is not in it.
+// The processor time of searches: what other programs take from the thread meanwhile is not in it. One
+// in so many is measured, as reading that clock twice takes a microsecond, and a search 3 to 36.
 struct SearchSample {
   static constexpr uint64_t kOneIn = 13;
-  uint64_t searches = 0;
-  int64_t sampled_ns = 0;
-  int64_t all_ns() const { return static_cast<int64_t>(kOneIn) * sampled_ns; }
+  uint64_t searches = 0, measured = 0;
+  int64_t measured_ns = 0;
+  double mean_ns() const {
+    return static_cast<double>(measured_ns) / static_cast<double>(measured > 0 ? measured : 1);
+  }
+  double all_ns() const { return mean_ns() * static_cast<double>(searches); }
 };
 
 struct Environment {

@@ -87,8 +87,8 @@ StepTuner::Mark StepTuner::now_with_room() const {
   const dtr_pool_stats stats = stats_of(of.pool);
   const dtr_engine_stats& engine = parts_.environment.stats;
   const RoomPrice price = RoomPrice::of(of.device_type, stats.chunk_bytes);
-  const double measured_ns = static_cast<double>(engine.move_ns) +
-                             static_cast<double>(parts_.environment.search_sample.all_ns());
+  const double measured_ns =
+      static_cast<double>(engine.move_ns) + parts_.environment.search_sample.all_ns();
   mark.room_ns = static_cast<int64_t>(
       (is_measured() ? measured_ns : price.search_ns * static_cast<double>(engine.searches)) +
       static_cast<double>(price.replay_ns) * static_cast<double>(engine.rematerializations) +
@@ -124,8 +124,7 @@ bool StepTuner::is_measured() const {
 RoomPrice StepTuner::room_price(uint8_t device_type, uint64_t chunk_bytes) const {
   RoomPrice price = RoomPrice::of(device_type, chunk_bytes);
   const SearchSample& sample = parts_.environment.search_sample;
-  if (is_measured() && sample.searches >= kEnoughSearches)
-    price.search_ns = static_cast<double>(sample.all_ns()) / static_cast<double>(sample.searches);
+  if (is_measured() && sample.searches >= kEnoughSearches) price.search_ns = sample.mean_ns();
   return price;
 }
 

@@ -370,6 +370,7 @@ void Engine::get_stats(dtr_engine_stats* out, dtr_pool_stats* pools, uint64_t ca
   for (uint64_t i = 0; i < std::min<uint64_t>(capacity, environment_.pools.size()); ++i)
     dtr_pool_get_stats(environment_.pools[i].pool, &pools[i]);
   *out = environment_.stats;
+  out->search_ns += static_cast<uint64_t>(environment_.search_sample.all_ns());
   out->clock_ns = static_cast<uint64_t>(environment_.clock_ns);
   out->live_storages = graph_.storages().size();
   out->storage_accesses += cost_model_.visited_components();

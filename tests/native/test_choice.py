@@ -7,6 +7,7 @@ the score, and in every fourth the search with brute force (native/policy/victim
 import itertools
 import math
 import random
+import time
 from collections import Counter
 
 import pytest
@@ -349,6 +350,17 @@ class TestCallback:
         assert [large.evicted, *(tensor.evicted for tensor in small)] == [True, False, False]
         toy.unseen(2 * WORDS)
         assert [tensor.evicted for tensor in small] == [True, False]  # the oldest of equals
+
+    def test_searches_are_measured_by_the_processor(self, make):
+        """Another program that has the processor meanwhile is no cost of a search."""
+        toy = make(lambda candidate: time.sleep(0.05) or 1.0)
+        x = toy.unseen(WORDS)
+        for i in range(10):
+            toy.one("f", x, parameter=i)
+        toy.unseen(10 * WORDS)
+        stats = toy.stats()
+        assert stats.searches > 3
+        assert 0 < stats.search_ns < 50e6 * stats.searches
 
     def test_it_is_told_what_the_graph_says(self, make):
         """Sums by fresh walks over the same program are compared in check_invariants()."""

@@ -149,7 +149,7 @@ typedef struct dtr_engine_stats {
   uint64_t evicted_bytes;
   uint64_t rematerializations; /* ops run again */
   uint64_t recompute_ns;       /* what that took; where work is queued, what it should take */
-  uint64_t search_ns;          /* choosing what to evict, without evicting it */
+  uint64_t search_ns;          /* of the processor, choosing what to evict, without evicting it */
   uint64_t searches;
   uint64_t live_storages; /* records */
   uint64_t live_ops;

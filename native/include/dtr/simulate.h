@@ -63,7 +63,7 @@ typedef struct dtr_simulation_result {
   uint64_t evaluations; /* scores computed */
   uint64_t accesses;    /* storages visited for scores and their metadata (simrd, 5.5) */
   uint64_t chain_depth; /* the most rematerializations that waited for one another */
-  uint64_t search_ns;   /* real time spent choosing */
+  uint64_t search_ns;   /* of the processor, spent choosing */
   /* On the engine: */
   uint64_t preemptions;    /* as in dtr_engine_stats */
   uint64_t constant_bytes; /* resident when it ended: what cannot be evicted, */
