@@ -186,19 +186,22 @@ def every_other(toy, count, words=CHUNKS // WORD):
 class TestRescue:
     """Where nothing can be evicted and what is free is not in one piece."""
 
-    def test_moving_turns_out_of_memory_into_copies(self, make_chunked_toy):
+    @pytest.mark.parametrize("fixed", [1, 0])
+    def test_moving_turns_out_of_memory_into_copies(self, make_chunked_toy, fixed):
+        """Of one chunk, or of one half for each of two chunks."""
+        words = CHUNKS // WORD // (1 if fixed else 2)
         for moving in (0, 1):
-            toy = make_chunked_toy(16, moving=moving)
-            kept = every_other(toy, 16)
+            toy = make_chunked_toy(16 if fixed else 8, fixed=fixed, moving=moving)
+            kept = every_other(toy, 16, words=words)
             if not moving:
                 with pytest.raises(OutOfMemory):
-                    toy.unseen(3 * CHUNKS // WORD)
+                    toy.unseen((3 if fixed else 4) * words)
             else:
-                large = toy.unseen(3 * CHUNKS // WORD, seed=99)
+                large = toy.unseen((3 if fixed else 4) * words, seed=99)
                 assert toy.stats().moved_bytes == CHUNKS, "no more than needed"
                 assert toy.stats().move_ns > 0
                 toy.run("touch", (large, MUTATE))
-                largest = toy.unseen(5 * CHUNKS // WORD, seed=100)
+                largest = toy.unseen((5 if fixed else 4) * words, seed=100)
                 assert all_right(toy, large)
                 release(large, largest)
             assert toy.stats().evictions == 0
@@ -276,27 +279,25 @@ class TestRescue:
 class TestInsteadOfEvicting:
     """Where a request finds no hole that is large enough."""
 
-    def holes(self, make_chunked_toy, name, fixed=1, **options):
+    @pytest.mark.parametrize(
+        ("name", "fixed", "options", "moves"),
+        [
+            *(("dear", 1, {}, True), ("dear", 1, {"moving": 0}, False), ("cheap", 1, {}, False)),
+            *(("dear", 0, {}, True), ("cheap", 0, {}, False)),
+            ("dear", 1, {"room": lib.DTR_ROOM_SINGLE}, False),
+        ],
+    )
+    def test_what_is_dear_to_compute_is_copied_and_what_is_cheap_is_not(
+        self, make_chunked_toy, name, fixed, options, moves
+    ):
         """Results with holes of their size between them: chunks of a fixed pool, or half ones."""
-        options |= {"price": by_name, "move_bytes_per_s": 1e9}
+        options = {"price": by_name, "moving": 1, "move_bytes_per_s": 1e9} | options
         toy = make_chunked_toy(16 if fixed else 8, fixed=fixed, **options)
         words = CHUNKS // WORD // (1 if fixed else 2)
         source = toy.unseen(words)
         results = [toy.one(name, source, words=words, parameter=i) for i in range(15)]
         release(*results[::2])
-        return toy, source, results[1::2]
-
-    @pytest.mark.parametrize(
-        ("name", "fixed", "moving", "moves"),
-        [
-            *(("dear", 1, 1, True), ("dear", 1, 0, False), ("cheap", 1, 1, False)),
-            *(("dear", 0, 1, True), ("cheap", 0, 1, False)),
-        ],
-    )
-    def test_what_is_dear_to_compute_is_copied_and_what_is_cheap_is_not(
-        self, make_chunked_toy, name, fixed, moving, moves
-    ):
-        toy, source, results = self.holes(make_chunked_toy, name, fixed, moving=moving)
+        results = results[1::2]
         toy.unseen((3 if fixed else 2) * CHUNKS // WORD, seed=9)
         assert (toy.stats().moves > 0) == moves
         assert (toy.stats().evictions > 0) != moves
@@ -326,34 +327,11 @@ class TestInsteadOfEvicting:
         assert all_right(toy, source, wall, end, dear, *results)
         assert "dear" not in toy.recomputed
 
-    def test_single_evictions_do_not_move(self, make_chunked_toy):
-        toy, _source, _results = self.holes(
-            make_chunked_toy, "dear", moving=1, room=lib.DTR_ROOM_SINGLE
-        )
-        toy.unseen(3 * CHUNKS // WORD, seed=9)
-        assert toy.stats().evictions > 0
-        assert toy.stats().moves == 0
-
 
 class TestEmptyingChunks:
     """Where memory is mapped by chunks, and each is half in use."""
 
     WORDS = CHUNKS // 2 // WORD
-
-    def test_moving_turns_out_of_memory_into_copies(self, make_chunked_toy):
-        for moving in (0, 1):
-            toy = make_chunked_toy(8, fixed=0, moving=moving)
-            kept = every_other(toy, 16, words=self.WORDS)
-            if moving:
-                large = toy.unseen(4 * self.WORDS, seed=99)
-                assert toy.stats().moved_bytes == CHUNKS, "one half for each of two chunks"
-                release(large)
-            else:
-                with pytest.raises(OutOfMemory):
-                    toy.unseen(4 * self.WORDS)
-            assert toy.stats().evictions == 0
-            assert all_right(toy, *kept)
-            release(*kept)
 
     @pytest.mark.parametrize("pinned", [7, 8])
     def test_a_chunk_that_a_pinned_one_touches_stays(self, make_chunked_toy, pinned):
