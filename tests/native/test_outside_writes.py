@@ -46,15 +46,13 @@ class TestBehindTheEnginesBack:
             toy.materialize(evicted)
 
     def test_memory_of_others_is_held_while_something_depends_on_it(self, toy):
-        memory = ffi.new("uint64_t[]", WORDS)
-        x = self.foreign(toy, memory)
+        _memory, x, _ = self.foreign(toy, 1)
         y = toy.one("f", x)
         x.release()
         assert y.comes_back()
 
     def test_memory_of_others_that_changed_settles_what_hangs_on_it(self, toy):
-        memory = ffi.new("uint64_t[]", WORDS)
-        x = self.foreign(toy, memory)
+        memory, x, _ = self.foreign(toy, 1)
         y = toy.one("f", x)
         memory[0] = 1
         x.store.expected[:8] = (1).to_bytes(8, "little")
@@ -64,9 +62,7 @@ class TestBehindTheEnginesBack:
         assert z.comes_back()
 
     def test_a_write_to_what_no_operator_has_read_is_nobodys_matter(self, toy):
-        memory = ffi.new("uint64_t[]", 8 * WORDS)
-        x = self.foreign(toy, memory)
-        batches = [toy.view(x, i * WORDS, WORDS) for i in range(2)]
+        memory, _x, batches = self.foreign(toy, 8, batches=range(2))
         results = [toy.one("f", batch) for batch in batches]
         memory[5 * WORDS] = 1
         results.append(toy.one("g", batches[0]))
@@ -76,9 +72,7 @@ class TestBehindTheEnginesBack:
 
     @pytest.mark.parametrize("word", [0, WORDS - 1, WORDS, 2 * WORDS - 1])
     def test_a_write_to_any_word_that_an_operator_has_read_is_noticed(self, toy, word):
-        memory = ffi.new("uint64_t[]", 8 * WORDS)
-        x = self.foreign(toy, memory)
-        batches = [toy.view(x, i * WORDS, WORDS) for i in range(2)]
+        memory, _x, batches = self.foreign(toy, 8, batches=range(2))
         results = [toy.one("f", batch) for batch in batches]
         assert all(toy.evict(result) for result in results)
         memory[word] = 1
@@ -91,9 +85,7 @@ class TestBehindTheEnginesBack:
         assert all(toy.content(result) == result.expected() for result in results)
 
     def test_a_write_while_another_operator_reads_more_is_noticed_later(self, toy):
-        memory = ffi.new("uint64_t[]", 8 * WORDS)
-        x = self.foreign(toy, memory)
-        batches = [toy.view(x, i * WORDS, WORDS) for i in range(2)]
+        memory, _x, batches = self.foreign(toy, 8, batches=range(2))
         y = toy.one("f", batches[0])
         assert toy.evict(y)
         z = toy.one("f", batches[1], fails=lambda _: memory.__setitem__(0, 1))
@@ -105,8 +97,7 @@ class TestBehindTheEnginesBack:
 
     def test_what_is_picked_from_much_memory_of_others_is_a_constant(self, toy):
         """To look through all of it would take longer than to pick anew."""
-        memory = ffi.new("uint64_t[]", 64 * WORDS)
-        x = self.foreign(toy, memory)
+        memory, x, _ = self.foreign(toy, 64)
         toy.cost = lambda *_: 100
         picked = toy.one("f", x)
         computed = toy.one("g", picked)
@@ -120,9 +111,7 @@ class TestBehindTheEnginesBack:
 
     def test_what_lies_between_two_batches_is_not_looked_at(self, toy):
         """It would be more than the operators are worth."""
-        memory = ffi.new("uint64_t[]", 64 * WORDS)
-        x = self.foreign(toy, memory)
-        batches = [toy.view(x, i * WORDS, WORDS) for i in (0, 63)]
+        memory, _x, batches = self.foreign(toy, 64, batches=(0, 63))
         results = [toy.one("f", batch) for batch in batches]
         memory[32 * WORDS] = 1
         for result in results:
@@ -131,9 +120,7 @@ class TestBehindTheEnginesBack:
 
     @pytest.mark.parametrize("use", [MUTATE, WRITE_ONLY])
     def test_an_operator_that_overwrites_a_part_settles_what_has_read_it(self, toy, use):
-        memory = ffi.new("uint64_t[]", 8 * WORDS)
-        x = self.foreign(toy, memory)
-        batches = [toy.view(x, i * WORDS, WORDS) for i in range(3)]
+        _memory, _x, batches = self.foreign(toy, 8, batches=range(3))
         results = [toy.one("f", batch) for batch in batches]
         both = toy.one("g", batches[0], batches[1])
         assert all(toy.evict(result) for result in (*results, both))
@@ -144,12 +131,13 @@ class TestBehindTheEnginesBack:
         for result in (*results, both):
             assert toy.content(result) == result.expected()
 
-    def foreign(self, toy, memory):
-        words = len(memory)
-        tensor = toy.unseen(words)
+    def foreign(self, toy, pages, batches=()):
+        """Memory, a tensor over all of it, and one over each of these pages."""
+        memory = ffi.new("uint64_t[]", pages * WORDS)
+        tensor = toy.unseen(pages * WORDS)
         tensor.release()
-        tensor.pointer = toy.foreign(memory, words)
+        tensor.pointer = toy.foreign(memory, pages * WORDS)
         toy.held[id(tensor)] = tensor
         toy.memory = memory  # which it outlives
         tensor.store.expected[:] = bytes(ffi.sizeof(memory))
-        return tensor
+        return memory, tensor, [toy.view(tensor, i * WORDS, WORDS) for i in batches]
