@@ -116,7 +116,7 @@ def advice(stats: Mapping[str, Any], error: BaseException | None = None) -> str:
         return ""
     peak = format_size(stats["peak_allocated_bytes"])
     if stats["out_of_memory_errors"]:
-        return "Raise the budget; the error says which would do."
+        return "Raise the budget: the error, or `dtr-alloc suggest`, says which would do."
     if error is not None:
         return (
             f"The job ended early ({type(error).__name__}): no budget follows from these figures."

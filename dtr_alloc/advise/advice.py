@@ -273,7 +273,7 @@ def _alternatives(observed: Observed, found: Suggestion) -> Iterator[str]:
     peak_bytes, seen = found.peak_bytes, found.at_peak
     states = found.held_bytes.get("optimizer states", 0)
     model = states + sum(found.held_bytes.get(kind, 0) for kind in ("parameters", "gradients"))
-    if found.advised is None or model > 0.5 * peak_bytes:
+    if model > (0.1 if found.advised is None else 0.5) * peak_bytes:
         yield (
             f"Parameters, gradients and optimizer states fill {format_size(model)}. Sharding "
             f"(FSDP2) over two processes takes {format_size(model // 2)} off each."
@@ -298,6 +298,6 @@ def _alternatives(observed: Observed, found: Suggestion) -> Iterator[str]:
             )
     if observed.is_float32 and (half := found.activation_bytes // 2) > _LEAST * peak_bytes:
         yield (
-            "With other results: all is float32, and torch.autocast to bfloat16 halves what matrix "
-            f"products make and save: {format_size(half)} at most."
+            "With other results: parameters are float32, and torch.autocast to bfloat16 halves "
+            f"what matrix products make and save: {format_size(half)} at most."
         )

@@ -65,7 +65,7 @@ def test_the_figures_come_first_and_all_counters_when_asked_for():
 @pytest.mark.parametrize(
     ("changed", "limit", "advice"),
     [
-        ({"out_of_memory_errors": 2}, "2 allocations failed", "Raise the budget"),
+        ({"out_of_memory_errors": 2}, "2 allocations failed", "or `dtr-alloc suggest`, says"),
         ({"evictions": 0}, "never reached", "512.00 MiB would have been enough"),
         ({"budget_bytes": 2**64 - 1}, "bytes", "There was no budget"),
         ({"peak_kept_bytes": 2**30}, "unevictable memory: 100%", "sharding"),
