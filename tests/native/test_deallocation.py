@@ -101,18 +101,6 @@ class TestEveryDeallocationPolicy:
         x.release()
         assert toy.pool.stats().live_blocks == 0
 
-    def test_evicting_and_materializing_by_hand_work(self, make_toy, dealloc):
-        toy = make_toy(dealloc=dealloc)
-        _, y, z = line(toy, "f", "g")
-        assert toy.evict(y)
-        assert toy.evict(z)
-        y.release()
-        assert toy.content(z) == z.expected()
-        assert toy.recomputed == ["f", "g"]
-        # Under banish nothing is left that z could be computed from.
-        assert toy.evict(z) == (dealloc != "banish")
-        assert toy.content(z) == z.expected()
-
     def test_reset_gives_the_memory_of_dead_storages_back(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
         x, y, z = line(toy, "f", "g")
@@ -122,15 +110,6 @@ class TestEveryDeallocationPolicy:
         toy.materialize_all()
         with toy.no_failed_call():
             toy.reset()
-        assert toy.pool.stats().live_blocks == 2
-
-    def test_overwritten_versions_leave_the_next_one_evictable(self, make_toy, dealloc):
-        toy = make_toy(dealloc=dealloc)
-        _, y = line(toy, "f")
-        toy.run("relu_", (y, MUTATE))
-        toy.run("relu_", (y, MUTATE))
-        for _ in range(2):
-            assert y.comes_back()
         assert toy.pool.stats().live_blocks == 2
 
     def test_a_pin_ends_with_what_was_pinned(self, make_toy, dealloc):
@@ -210,14 +189,6 @@ class TestBanish:
         assert toy.pool.stats().live_blocks == 2
         assert not toy.evict(z)  # a constant now
 
-    def test_a_dead_constant_goes_too(self, toy):
-        x = toy.unseen(WORDS)
-        results = [toy.one("f", x, words=2 * WORDS, parameter=i) for i in range(3)]
-        x.release()
-        assert toy.pool.stats().live_blocks == 3
-        assert toy.stats().kept_constant_bytes == 0
-        assert not any(toy.evict(result) for result in results)
-
     def test_an_evicted_dependent_keeps_it_as_a_ghost(self, toy):
         _, y = line(toy, "f")
         first, second = toy.one("g", y), toy.one("h", y)
@@ -236,18 +207,6 @@ class TestBanish:
         for tensor in (first, second):
             assert tensor.is_right()
             assert not toy.evict(tensor)
-
-    def test_a_ghost_that_waits_may_be_evicted(self, make_toy):
-        toy = make_toy(pages=8, dealloc="banish")
-        _, y, z = line(toy, "f", "g")
-        assert toy.evict(z)
-        y.release()
-        toy.unseen(7 * WORDS).release()
-        assert toy.stats().evictions == 2
-        assert toy.content(z) == z.expected()
-        assert toy.recomputed == ["f", "g"]
-        assert toy.stats().banished == 1
-        assert toy.pool.stats().live_blocks == 2
 
     def test_it_is_tried_again_when_the_evicted_dependent_dies(self, toy):
         _, y = line(toy, "f")

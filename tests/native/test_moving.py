@@ -7,39 +7,12 @@ import pytest
 from native_fixtures import on_threads
 from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, CUDA, LARGE, A, B
-from toy import CONSTANT, MUTATE, PAGE, WORD, WORDS, Toy, all_right, by_name, line, release
+from toy import MUTATE, PAGE, WORD, WORDS, Toy, all_right, by_name, line, release
 
 CHUNKS = 64 << 10  # of the fixed pools
 
 
 class TestWhatMoves:
-    def test_a_result_and_its_views_go_together(self, toy):
-        _, x = line(toy, "f")
-        head, tail = toy.view(x, 0, 100), toy.view(x, WORDS - 100, 100)
-        before = x.address
-        assert toy.move(x)
-        assert x.address != before
-        assert head.address == x.address
-        assert tail.address == x.address + (WORDS - 100) * WORD
-        assert all(tensor.is_right() for tensor in (x, head, tail))
-        assert (toy.stats().moves, toy.stats().moved_bytes) == (1, PAGE)
-        assert toy.pool.block_bytes(before) == 0
-        toy.run("add_", (head, MUTATE))
-        y = toy.one("g", tail)
-        assert all_right(toy, x, head, tail, y)
-        assert toy.evict(x)
-        assert all_right(toy, x, head, tail, y)
-
-    def test_constants_and_parameters_do(self, toy):
-        unseen, weight = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
-        x = toy.one("layer", unseen, (weight, CONSTANT))
-        assert toy.move(unseen)
-        assert toy.move(weight)
-        assert all_right(toy, unseen, weight)
-        assert toy.evict(x)
-        toy.run("update", (weight, MUTATE | CONSTANT))
-        assert all_right(toy, unseen, weight, x)
-
     def test_what_is_dead_does_and_is_computed_from_afterwards(self, toy):
         """Constants that are kept, and dead storages, with and without a handle."""
         source = toy.unseen(WORDS)
@@ -136,16 +109,6 @@ class TestPlaces:
         _, x = line(toy, "f", words=128)
         assert not toy.move(x)
 
-    def test_what_was_swapped_moves_once_it_is_back(self, make_toy):
-        toy = make_toy(swap_bytes=64 * PAGE)
-        source, x = line(toy, "f")
-        assert toy.evict(source)
-        assert not toy.move(source)
-        toy.materialize(source)
-        assert toy.move(source)
-        assert toy.evict(source)
-        assert all_right(toy, source, x)
-
 
 def test_compacting_gathers_what_is_free_at_the_end(make_chunked_toy):
     toy = make_chunked_toy(16)
@@ -226,13 +189,6 @@ class TestRescue:
         with pytest.raises(OutOfMemory):
             toy.unseen(5 * CHUNKS // WORD)
         toy.unseen(3 * CHUNKS // WORD)
-        assert all_right(toy, *kept)
-
-    def test_where_nothing_helps_it_fails_and_nothing_is_lost(self, make_chunked_toy):
-        toy = make_chunked_toy(16, moving=1)
-        kept = every_other(toy, 16)
-        with pytest.raises(OutOfMemory):
-            toy.unseen(9 * CHUNKS // WORD)
         assert all_right(toy, *kept)
 
     @pytest.mark.parametrize("closes", [False, True])

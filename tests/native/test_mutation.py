@@ -6,15 +6,6 @@ from toy import MUTATE, WORDS, WRITE_ONLY, line
 
 
 class TestMutation:
-    def test_a_view_of_an_evicted_storage_needs_no_data(self, toy):
-        _, y = line(toy, "f")
-        toy.evict(y)
-        part = toy.view(y, 16, 32)
-        assert part.evicted
-        y.release()
-        assert toy.recomputed == []
-        assert toy.content(part) == part.expected()
-
     def test_an_overwrite_of_everything_forgets_the_old_content(self, toy):
         x, y = line(toy, "f")
         toy.run("copy_", (y, WRITE_ONLY), x)
@@ -66,20 +57,6 @@ class TestMutation:
         assert not toy.evict(x)
         toy.run("copy_", (second, WRITE_ONLY), third, copies=True)
         assert toy.evict(x)
-
-    def test_an_overwrite_of_a_part_keeps_the_rest(self, toy):
-        _, y = line(toy, "f")
-        half = toy.view(y, 0, WORDS // 2)
-        toy.run("fill_", (half, WRITE_ONLY), parameter=3)
-        toy.evict(y)
-        assert toy.content(y) == y.expected()
-        assert toy.recomputed == ["f", "fill_"]
-
-    def test_a_mutation_that_cannot_be_recomputed_makes_a_constant(self, toy):
-        _, y, z = line(toy, "f", "g")
-        toy.run("receive_", (y, MUTATE), recomputable=False)
-        assert not toy.evict(y)
-        assert z.comes_back()
 
 
 class TestKeepingWhatIsOverwritten:

@@ -1,7 +1,7 @@
 """Contents leave memory to make room, and operators bring them back."""
 
 import pytest
-from native_pool import WrongState, ffi
+from native_pool import WrongState
 from toy import MUTATE, PAGE, WORDS, Toy, chain, line, release
 
 
@@ -39,19 +39,6 @@ class TestMakingRoom:
         last = chain(toy, x, 1_000, words=128)
         assert toy.stats().live_ops <= 64 + 7
         assert toy.content(last) == last.expected()
-
-    def test_evicting_by_hand_frees_the_block_and_says_whether_it_could(self, toy):
-        x, y = line(toy, "f")
-        before = toy.pool.stats().live_blocks
-        assert toy.resident(y)
-        assert toy.evict(y)
-        assert not toy.resident(y)
-        assert y.data == ffi.NULL
-        assert toy.pool.stats().live_blocks == before - 1
-        assert not toy.evict(y)  # it is evicted already
-        assert not toy.evict(x)  # a constant
-        assert toy.resident(x)
-        assert toy.content(y) == y.expected()
 
     def test_lowering_the_budget_evicts(self, make_toy):
         toy = make_toy(pages=64)

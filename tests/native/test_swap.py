@@ -29,13 +29,6 @@ class TestConstants:
     def toy(self, make_toy):
         return make_toy(**swapping())
 
-    def test_what_cannot_be_recomputed_makes_room_and_comes_back(self, make_toy):
-        toy = make_toy(pages=5, **swapping())
-        sources = [constant(toy, seed=i) for i in range(4)]
-        results = [toy.one("sum", source) for source in sources]
-        assert toy.stats().swaps > 0
-        assert all_right(toy, *sources, *results)
-
     def test_an_operator_finds_its_swapped_inputs_again(self, toy):
         source, first = line(toy, "f")
         assert toy.evict(source)
@@ -58,33 +51,12 @@ class TestConstants:
         assert toy.recomputed == []
         assert all_right(toy, source, dear)
 
-    def test_host_memory_of_the_dead_goes_back_with_what_needed_them(self, toy):
-        source = toy.unseen(WORDS)
-        small = [toy.one("f", source, words=WORDS, parameter=i) for i in range(2)]
-        for tensor in [*small, source]:
-            assert toy.evict(tensor)
-        source.release()
-        assert toy.stats().host_bytes > 0
-        assert all_right(toy, *small)
-        release(*small)
-        assert toy.stats().host_bytes == 0
-
     def test_pinned_and_escaped_ones_stay(self, toy):
         pinned, escaped = constant(toy, seed=1), constant(toy, seed=2)
         toy.pin(pinned)
         toy.pin(escaped, escaped=True)
         assert not toy.evict(pinned)
         assert not toy.evict(escaped)
-
-    def test_with_swapping_off_again_they_come_back(self, toy):
-        source = toy.unseen(WORDS)
-        toy.one("f", source)
-        toy.evict(source)
-        toy.configure(swap_bytes=0)
-        toy.materialize_all()
-        assert toy.resident(source)
-        assert not toy.evict(source)
-        toy.reset()
 
 
 class TestCap:
