@@ -365,10 +365,6 @@ def _copy_to_peer(self: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
 _general_copy = Kernel(torch.ops.aten.copy_.default)
 
 
-def _convolution(*args: Any) -> Tensor:
-    return torch.ops.aten.convolution.default(*args)
-
-
 def _cudnn_batch_norm(
     input: Tensor,
     weight: Tensor,

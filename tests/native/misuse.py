@@ -85,16 +85,6 @@ OPTIONAL = {
     *(("dtr_simulate_runtime", "decisions"), ("dtr_simulate_runtime", "options.score")),
     ("dtr_simulate_runtime", "options.score_context"),
 }
-# Addresses and callbacks: what is wild there cannot be told from what is not.
-ADDRESSES = {
-    *("address", "host", "from", "to", "begin", "end", "avoid_begin", "avoid_end"),
-    *("context", "framework"),
-}
-# A storage of the framework's, which the engine looks up and nobody looks at: one that it has
-# never seen counts as a resident constant.
-LOOKED_UP = {
-    *("dtr_evict", "dtr_is_resident", "dtr_why_kept", "dtr_unpin", "dtr_engine_relocate"),
-}
 # 0, x = f(); 1, y = g(x); x and y are released.
 PROGRAM = [1, 5, 0, 1, 0, 4096, -1, 1, 5, 1, 0, 1, 1, 4096, -1, 5, 0, 5, 1]
 
@@ -725,7 +715,6 @@ class Sequence:
         return ffi.NULL
 
 
-BY_NAME = {function.name: function for function in FUNCTIONS}
 # How long arrays are: what is above cannot be told apart.
 LENGTHS = {"capacity", "count", "numbers", "operators", "rounds"}
 FIXED = {"dtr_simulate_runtime", "dtr_fragment_load", "dtr_event_log_drain"}

@@ -29,11 +29,6 @@ def use(*tensors):
         tensor.toy.one("use", tensor, words=8, parameter=1).release()
 
 
-def release(tensors):
-    for tensor in tensors:
-        tensor.release()
-
-
 class TestExactness:
     @pytest.mark.parametrize("driver", ["host", "host-fixed"])
     @pytest.mark.parametrize("cost", COSTS)

@@ -10,11 +10,10 @@ pytest.importorskip("numpy", reason="PyTorch's samples need numpy")
 pytest.importorskip("expecttest", reason="PyTorch's samples need expecttest")
 
 from bench.conformance.__main__ import reports
-from bench.conformance.cases import Case, all_cases, report_of
+from bench.conformance.cases import Case, report_of
 from bench.conformance.report import markdown, summary
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CASES = {(case.kind, case.name): case for case in all_cases()}
 
 
 def test_other_bits_are_found() -> None:
