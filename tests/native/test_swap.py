@@ -351,21 +351,18 @@ class TestWhatMustOutlastAnOverwrite:
         release(source, *results)
         assert toy.stats().host_bytes == 0
 
-    def test_where_that_is_off_nothing_is_overwritten(self, make_toy):
-        toy = make_toy(pages=5)
-        source, _results = self.overwritten(toy)
+    @pytest.mark.parametrize(
+        ("settles", "results", "message"), [(0, 8, "requested"), (1, 12, "swapped to host memory")]
+    )
+    def test_where_that_is_off_or_the_budget_bounds_it_nothing_is_overwritten(
+        self, make_toy, settles, results, message
+    ):
+        toy = make_toy(pages=5, settles_to_host=settles)
+        source, _results = self.overwritten(toy, results)
         before = source.bytes()
-        with pytest.raises(OutOfMemory):
+        with pytest.raises(OutOfMemory, match=message):
             toy.run("add_", (source, MUTATE), parameter=1)
-        assert source.bytes() == before
-
-    def test_host_memory_is_bounded_by_the_budget(self, make_toy):
-        toy = make_toy(pages=5, settles_to_host=1)
-        source, _results = self.overwritten(toy, results=12)
-        before = source.bytes()
-        with pytest.raises(OutOfMemory, match="swapped to host memory"):
-            toy.run("add_", (source, MUTATE), parameter=1)
-        assert toy.stats().host_bytes == 5 * PAGE
+        assert toy.stats().host_bytes == settles * 5 * PAGE
         toy.materialize(source)
         assert source.bytes() == before
 
