@@ -1,7 +1,6 @@
 #include "any_pool.h"
 
 #include <algorithm>
-#include <mutex>
 #include <string>
 #include <utility>
 
@@ -10,8 +9,6 @@
 namespace dtr {
 
 namespace {
-
-using Lock = std::lock_guard<PoolMutex>;
 
 // How often in a row a room callback may give an answer without a block being freed.
 constexpr int kIdleAnswers = 64;

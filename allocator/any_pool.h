@@ -106,7 +106,7 @@ class AnyPool : NotCopied {
   // Work on the device; see device_work.h. body(work) runs under the lock.
   template <typename Body>
   auto on_device(Body&& body) {
-    std::lock_guard<PoolMutex> lock(mutex_);
+    Lock lock(mutex_);
     return body(work_);
   }
   // From one block to another in stream order, behind all work that was recorded to use the first.
@@ -123,6 +123,8 @@ class AnyPool : NotCopied {
   void note_move(uint64_t from, uint64_t to, uint64_t size_bytes);
 
  protected:
+  using Lock = std::lock_guard<PoolMutex>;
+
   // Free, and serve only arenas or nobody yet. Under the lock.
   virtual uint64_t withheld_bytes() const { return 0; }
   // What the callback answers; DTR_ROOM_IS_NONE if there is none. *idle_answers: how often in a row

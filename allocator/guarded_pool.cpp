@@ -17,8 +17,6 @@ namespace dtr {
 
 namespace {
 
-using Lock = std::lock_guard<PoolMutex>;
-
 const uint64_t kGuardPage = static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
 // Page tables of addresses that were used stay: at most 1/512 of it.
 constexpr uint64_t kRing = uint64_t{1} << 38;

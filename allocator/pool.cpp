@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <mutex>
 #include <utility>
 
 #include "errors.h"
@@ -10,8 +9,6 @@
 namespace dtr {
 
 namespace {
-
-using Lock = std::lock_guard<PoolMutex>;
 
 constexpr uint64_t kDefaultSmall = 2048;
 // The share of the reservation that is for slabs.

@@ -1,16 +1,9 @@
 // A pool's arenas; see arenas.h.
-#include <mutex>
 
 #include "open_arenas.h"
 #include "pool.h"
 
 namespace dtr {
-
-namespace {
-
-using Lock = std::lock_guard<PoolMutex>;
-
-}  // namespace
 
 uint64_t Pool::arena_open() {
   Lock lock(mutex_);

@@ -1,6 +1,5 @@
 // What a pool shows of itself, and how it checks that.
 #include <algorithm>
-#include <mutex>
 #include <unordered_map>
 
 #include "pool.h"
@@ -8,7 +7,7 @@
 namespace dtr {
 
 std::vector<BlockInfo> Pool::snapshot() {
-  std::lock_guard<PoolMutex> lock(mutex_);
+  Lock lock(mutex_);
   poll();
   return walk();
 }
@@ -77,7 +76,7 @@ std::vector<BlockInfo> Pool::walk() const {
 }
 
 std::string Pool::check_invariants() {
-  std::lock_guard<PoolMutex> lock(mutex_);
+  Lock lock(mutex_);
   for (const std::string& broken :
        {large_.check(), small_.check(), chunks_.check(), slabs_.check(), check_touched(),
         check_counts(), check_arenas(), check_fixed()}) {

@@ -1,7 +1,6 @@
 // A place to move a block to. Unlike a request (pool.h) it takes only what is there: no room is
 // asked for, nothing is remapped, nobody waits. So a move never costs more than its copy.
 #include <algorithm>
-#include <mutex>
 #include <string>
 
 #include "errors.h"
@@ -10,8 +9,6 @@
 namespace dtr {
 
 namespace {
-
-using Lock = std::lock_guard<PoolMutex>;
 
 // How many holes, from the best fit up, are looked at.
 constexpr int kMostHoles = 64;

@@ -1,13 +1,12 @@
 // What a request lacks, and which blocks lie beside each other: for those who make room.
 #include <algorithm>
-#include <mutex>
 
 #include "pool.h"
 
 namespace dtr {
 
 RoomInfo Pool::room_info(uint64_t size) {
-  std::lock_guard<PoolMutex> lock(mutex_);
+  Lock lock(mutex_);
   RoomInfo info{};
   info.base = reservation_.base();
   info.chunk_bytes = chunk_;
@@ -20,7 +19,7 @@ RoomInfo Pool::room_info(uint64_t size) {
 
 // Chunks that no block touches may come to lie under any address.
 uint64_t Pool::lacking_chunks(uint64_t size) {
-  std::lock_guard<PoolMutex> lock(mutex_);
+  Lock lock(mutex_);
   const Block* absent = large_.largest_absent();
   // Without the bytes no remap makes the place: how many chunks lack at least is enough.
   if (!has_bytes(size) && absent != nullptr && absent->size >= size && aliased_.empty() && !fixed_)
@@ -34,7 +33,7 @@ uint64_t Pool::lacking_chunks(uint64_t size) {
 }
 
 uint64_t Pool::free_beside(uint64_t address) {
-  std::lock_guard<PoolMutex> lock(mutex_);
+  Lock lock(mutex_);
   const Block* block = contains(address) ? large_.find(address - reservation_.base()) : nullptr;
   if (block == nullptr) return 0;
   // Blocks that several streams freed count as one.
@@ -48,7 +47,7 @@ uint64_t Pool::free_beside(uint64_t address) {
 }
 
 uint64_t Pool::take_openings(dtr_opening* openings, uint64_t capacity) {
-  std::lock_guard<PoolMutex> lock(mutex_);
+  Lock lock(mutex_);
   const uint64_t count = large_.openings().take(openings, capacity);
   if (count > capacity) return count;
   for (uint64_t i = 0; i < count; ++i) {
@@ -59,7 +58,7 @@ uint64_t Pool::take_openings(dtr_opening* openings, uint64_t capacity) {
 }
 
 uint64_t Pool::run(uint64_t address, RunBlock* blocks, uint64_t capacity) {
-  std::lock_guard<PoolMutex> lock(mutex_);
+  Lock lock(mutex_);
   const Block* block = large_.first();
   if (address != 0) {
     if (!contains(address)) return 0;

@@ -8,7 +8,6 @@
 
 namespace dtr {
 
-// Null if the plan says nothing, or the place cannot be had (A3 of step_plan.h).
 void* PlanExecutor::allocate(dtr_pool* pool, uint64_t size_bytes, uint64_t stream) {
   if (size_bytes == 0) return nullptr;
   uint64_t offset = StepPlan::kNowhere;
@@ -71,7 +70,6 @@ bool PlanExecutor::make_way(Storage* storage, const void* begin, const void* end
          parts_.mover.move(storage, begin, end, false, deferred);
 }
 
-// A2 of step_plan.h. wanted: what somebody asked for now, and may not have locked.
 void PlanExecutor::evict_last_used(const PlanFollower::Running& ran, EngineCall& call,
                                    const Storage* wanted) {
   if (!parts_.plan.is_on()) return;
@@ -84,7 +82,6 @@ void PlanExecutor::evict_last_used(const PlanFollower::Running& ran, EngineCall&
   }
 }
 
-// A4 of step_plan.h.
 void PlanExecutor::move_held(EngineCall& call) {
   if (!parts_.plan.is_on() || !parts_.plan.wants_moves()) return;
   const std::vector<StepPlan::Held> all =

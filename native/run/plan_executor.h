@@ -1,4 +1,5 @@
-// plan_executor.h: gives the blocks of a step the places that its plan has for them (step_plan.h).
+// plan_executor.h: gives the blocks of a step the places that its plan has for them: A2 to A4 of
+// step_plan.h.
 #pragma once
 
 #include <cstdint>
