@@ -30,6 +30,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <unordered_map>
 
@@ -571,6 +572,11 @@ c10::KernelFunction boxed() {
 
 // ---- operators that Python calls (dtr_alloc/torch/recorder.py) ----
 
+at::Tensor tensor_at(int64_t address) {
+  return at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
+      reinterpret_cast<c10::TensorImpl*>(address)));
+}
+
 // materialize(int handle) -> (): makes a storage resident.
 void materialize(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   void* handle = reinterpret_cast<void*>(torch::jit::pop(*stack).toInt());
@@ -608,8 +614,7 @@ void settle_all(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* sta
 // keep_inside(int tensor) -> bool: if others run inside of the operator that runs now, a tensor is
 // resident and stays so until that one has ended.
 void keep_inside(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
-  const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
-      reinterpret_cast<c10::TensorImpl*>(torch::jit::pop(*stack).toInt())));
+  const at::Tensor tensor = tensor_at(torch::jit::pop(*stack).toInt());
   Thread& thread = Thread::current();
   if (thread.taping && !is_used_inside(thread, tensor))
     keep_resident(thread.taping->pinned, tensor);
@@ -640,8 +645,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
   uint32_t count = 0;
   Overwritten overwritten;
   for (const int64_t entry : entries) {
-    const at::Tensor tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
-        reinterpret_cast<c10::TensorImpl*>(entry & ~int64_t{7})));
+    const at::Tensor tensor = tensor_at(entry & ~int64_t{7});
     const auto use = static_cast<uint8_t>(entry & 3);
     put_tensor(thread, tensor, use, &count, &overwritten);
     if (use != DTR_USE_READ)
@@ -665,9 +669,7 @@ void run(const c10::OperatorHandle&, c10::DispatchKeySet, c10::Stack* stack) {
     TORCH_CHECK(results, "dtr_alloc: an operator of Python failed");
     bool again = false;
     for (const int64_t address : *results)
-      if (address)
-        again |= gives_again(thread, at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
-                                         reinterpret_cast<c10::TensorImpl*>(address))));
+      if (address) again |= gives_again(thread, tensor_at(address));
     if (again || !tape.repeats()) op.is_constant();
     const auto made = static_cast<uint32_t>(results->size());
     for (uint32_t i = 0; i < made; ++i) thread.put(i, (*results)[i]);
@@ -807,8 +809,8 @@ DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_t
   take(api.ensure_gil);
   take(api.restore_gil);
   take(api.is_subtype);
-  static const int registered = pthread_atfork(&before_fork, &after_fork, &after_fork_in_child);
-  (void)registered;
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(&before_fork, &after_fork, &after_fork_in_child);
   take(api.call);
   take(api.let_go);
   take(api.read_bytes);
@@ -952,10 +954,9 @@ DTR_EXPORT void dtr_bridge_forget_rules() { Rules::instance().forget(); }
 // caller is interrupted.
 DTR_EXPORT uint64_t dtr_bridge_dropped_calls(uint64_t forget, int64_t* calls, uint64_t capacity) {
   const std::lock_guard<std::mutex> lock(dropped_mutex);
-  std::deque<int64_t>& from = dropped_calls;
-  from.erase(from.begin(), from.begin() + static_cast<std::ptrdiff_t>(forget));
-  const size_t count = std::min<size_t>(capacity, from.size());
-  std::copy_n(from.begin(), count, calls);
+  dropped_calls.erase(dropped_calls.begin(), std::next(dropped_calls.begin(), forget));
+  const size_t count = std::min<size_t>(capacity, dropped_calls.size());
+  std::copy_n(dropped_calls.begin(), count, calls);
   return count;
 }
 
