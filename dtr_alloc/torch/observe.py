@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -42,16 +43,22 @@ class Observer:
     def __init__(self, steps: int, seconds: float, then: Callable[[Observed], None]) -> None:
         self._steps = steps
         self._seen = 0
+        self._of_each: Counter[int] = Counter()
         self._observed: Observed | None = None
         self._ends: list[tuple[int, float]] = []
         self._then = then
         self._once = threading.Lock()
-        self._hook = register_optimizer_step_post_hook(lambda *_: self._step_ended())
+        self._hook = register_optimizer_step_post_hook(self._stepped)
         self._timer = threading.Timer(seconds, self.finish)
         self._timer.daemon = True
         self._timer.start()
 
-    def _step_ended(self) -> None:
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Of several optimizers, the one with the most steps counts: some jobs have one for each
+        parameter."""
+        self._of_each[id(optimizer)] += 1
+        if self._of_each[id(optimizer)] <= self._seen:
+            return
         self._seen += 1
         if self._seen == self._steps:
             self._observed = observe(self._seen)

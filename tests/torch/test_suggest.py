@@ -349,6 +349,14 @@ for _ in range(10):
 """
 
 
+def test_an_optimizer_for_each_parameter_makes_no_more_steps(asked):
+    code = loop("nn.Linear(64, 64)", squares(64, 64), "SGD([p]) for p in model.parameters()]")
+    code = code.replace("optimizer = ", "optimizers = [").replace(
+        "    optimizer.", "    for optimizer in optimizers: optimizer."
+    )
+    assert asked(f"{code}    print('trained')\n")[0].count("trained") == 8  # the ninth ends it
+
+
 @pytest.mark.parametrize("enabled", [False, True])
 def test_other_ways_to_save_memory_are_named(asked, enabled):
     words, _ = asked(BLOCKS.format(enabled=enabled))
