@@ -173,7 +173,8 @@ std::string MemoryUse::other_ways(const Shortage& at) const {
   const uint64_t cap = swap_space_.costs().is_on() ? host.cap_bytes() : 0;
   const std::string swap =
       host_bytes <= cap ? "" : "DTR_ALLOC_SWAP=" + std::to_string((host_bytes >> 20) + 1) + "MiB";
-  if (at.parameters + std::min(at.requested, budget) > budget)
+  const bool are_most = 2 * at.parameters > budget;
+  if (are_most && at.requested <= budget && at.parameters + at.requested > budget)
     return "Parameters alone fill the budget: " + size_text(at.parameters) +
            ", which are never evicted. Sharding (FSDP2)" + (swap.empty() ? "" : " or " + swap) +
            " moves them out of it.\n";

@@ -211,7 +211,13 @@ def test_it_is_said_where_parameters_alone_fill_the_budget() -> None:
         model(torch.ones(1, 1024))
         model(torch.ones(512, 1024))
 
+    def too_much() -> None:
+        model = torch.nn.Linear(512, 512)
+        model(torch.ones(1, 512))
+        torch.ones(64, 512).repeat(64, 1)
+
     assert "\nParameters alone fill the budget: 4.0 MiB" in out_of_memory(layer, "5MiB")
+    assert "Parameters alone" not in out_of_memory(too_much, "5MiB")
 
 
 def test_a_session_may_end_inside_a_dispatch_mode() -> None:
