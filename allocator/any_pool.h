@@ -52,9 +52,9 @@ class AnyPool : NotCopied {
   virtual bool uses_hints(uint64_t) const { return false; }
   // An address, or 0 if room would have to be made, or the pool cannot tell.
   virtual uint64_t try_allocate(uint64_t, uint64_t) { return 0; }
-  // (size_bytes, stream, begin, end, packed): the same outside of [begin, end), where memory is or may be mapped, and without a wait on the
-  // device: a place to move a block to. packed: only in chunks that blocks touch already. 0 also
-  // for what is small.
+  // (size_bytes, stream, begin, end, packed): the same outside of [begin, end), where memory is or may
+  // be mapped, and without a wait on the device: a place to move a block to. packed: only in chunks
+  // that blocks touch already. 0 also for what is small.
   virtual uint64_t try_outside(uint64_t, uint64_t, uint64_t, uint64_t, bool) { return 0; }
   // (size_bytes, stream, address, in_the_way): a block that begins at that address, or 0, and the
   // addresses of the blocks in use that lie in the way; none of them if it cannot be there at all.

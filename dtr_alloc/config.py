@@ -384,7 +384,7 @@ class TraceFile:
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a run, checked by load_config."""
+    """The settings of a run, checked by given_settings()."""
 
     budget: Budget = Budget()
     """The most memory of the job's tensors. With an unlimited budget, allocator and recorder are on
@@ -704,8 +704,3 @@ def given_settings(
         if value is not None:
             found[field] = _setting(field, _ARGUMENT + field, value)
     return found
-
-
-def load_config(environ: Mapping[str, str] | None = None, /, **arguments: object) -> Config:
-    """The configuration of a run. Arguments and errors are those of given_settings()."""
-    return given_settings(environ, **arguments).config

@@ -196,8 +196,8 @@ def _called(call: Call) -> str:
 def _words(observed: Observed, found: Suggestion) -> list[str]:
     if observed.steps == 0 and found.operators == 0:
         return [
-            "No step of an optimizer was seen, and nothing that was repeated three times: what a "
-            "budget would cost is not known."
+            "No step of an optimizer was seen in this process, and nothing that was repeated three "
+            "times: what a budget would cost is not known."
         ]
     if found.growth_bytes:
         return [*_seen(observed, found), "Nothing is advised to a job that grows."]

@@ -54,8 +54,7 @@ class Observer:
         self._timer.start()
 
     def _stepped(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Of several optimizers, the one with the most steps counts: some jobs have one for each
-        parameter."""
+        """The optimizer with the most steps counts: some jobs have one for each parameter."""
         self._of_each[id(optimizer)] += 1
         if self._of_each[id(optimizer)] <= self._seen:
             return

@@ -6,7 +6,7 @@ import pytest
 from native_pool import MIB, check, ffi, lib
 
 from dtr_alloc import pools
-from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, ConfigError, load_config
+from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, ConfigError, given_settings
 from dtr_alloc.core import StateError
 
 GIB = 1 << 30
@@ -87,7 +87,7 @@ def test_counters_add_up_and_sizes_of_a_device_do_not(two_devices):
 @pytest.mark.usefixtures("no_pools")
 @pytest.mark.parametrize(("keep", "stays"), [("all", 8), ("0", 0), ("3MiB", 3)])
 def test_free_memory_stays_as_far_as_it_may(keep, stays):
-    made = pools.of_process("cpu", load_config({}, pool=f"chunk:1MiB,keep:{keep}"))
+    made = pools.of_process("cpu", given_settings({}, pool=f"chunk:1MiB,keep:{keep}").config)
     for address in [take(made.handles[0], 1 * MIB) for _ in range(8)]:
         check(lib.dtr_pool_free(made.handles[0], address))
     assert made.total_stats()["reserved_bytes"] == stays * MIB
@@ -95,7 +95,7 @@ def test_free_memory_stays_as_far_as_it_may(keep, stays):
 
 @pytest.mark.usefixtures("no_pools")
 def test_freed_memory_reads_as_nan_where_asked_for():
-    made = pools.of_process("cpu", load_config({}, debug="poison"))
+    made = pools.of_process("cpu", given_settings({}, debug="poison").config)
     address = take(made.handles[0], 4096)
     content = ffi.cast("float *", address)
     content[5] = 1.0
@@ -117,10 +117,10 @@ def test_freed_memory_reads_as_nan_where_asked_for():
     ],
 )
 def test_what_the_heap_was_made_with_stays_and_the_default_goes_with_it(first, second, message):
-    made = pools.of_process("cpu", load_config({}, **first))
+    made = pools.of_process("cpu", given_settings({}, **first).config)
     with pytest.raises(StateError, match=message):
-        pools.of_process("cpu", load_config({}, **second))
-    assert pools.of_process("cpu", load_config({})) is made
+        pools.of_process("cpu", given_settings({}, **second).config)
+    assert pools.of_process("cpu", given_settings({}).config) is made
 
 
 @pytest.mark.usefixtures("no_pools")

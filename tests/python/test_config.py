@@ -22,7 +22,6 @@ from dtr_alloc.config import (
     format_size,
     given_settings,
     known_variables,
-    load_config,
     parse_size,
 )
 
@@ -52,7 +51,7 @@ def test_what_is_not_a_size_is_refused(value):
 @given(st.text())
 def test_any_text_is_a_budget_that_reads_back_or_a_config_error(text):
     try:
-        budget = load_config({"DTR_ALLOC_BUDGET": text}).budget
+        budget = given_settings({"DTR_ALLOC_BUDGET": text}).config.budget
     except ConfigError:
         return
     assert Budget.parse(str(budget)) == budget
@@ -78,7 +77,7 @@ def test_unlimited_is_the_largest_number():
 @pytest.mark.parametrize("text", ["0", "0%", "0.0GiB", "101%", "-5%", "%", "all", str(2**64)])
 def test_a_budget_is_more_than_nothing_and_at_most_the_device(text):
     with pytest.raises(ConfigError, match="DTR_ALLOC_BUDGET is"):
-        load_config({"DTR_ALLOC_BUDGET": text})
+        given_settings({"DTR_ALLOC_BUDGET": text})
 
 
 def test_a_share_of_an_unknown_device_is_an_error():
@@ -96,14 +95,14 @@ def test_a_share_of_an_unknown_device_is_an_error():
     ids=["none", "the default", "empty", "other people's", "of the build and the bridge"],
 )
 def test_variables_that_set_nothing_leave_the_defaults(environ):
-    assert load_config(environ) == Config()
+    assert given_settings(environ).config == Config()
 
 
 def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
     path = tmp_path / "dtr.toml"
     path.write_text('budget = "1GiB"\nswap = "1MiB"\ndebug = "verify:10"\n')
     environ = {"DTR_ALLOC_CONFIG": str(path), "DTR_ALLOC_BUDGET": "2GiB", "DTR_ALLOC_SWAP": "2MiB"}
-    config = load_config(environ, budget="3GiB", device=None)
+    config = given_settings(environ, budget="3GiB", device=None).config
     assert config.budget.resolve(0) == 3 * 2**30
     assert config.swap == 2 * 2**20
     assert config.debug == Debug(verify=10)
@@ -142,7 +141,7 @@ def test_arguments_win_over_variables_over_the_file_over_defaults(tmp_path):
 )
 def test_a_wrong_variable_names_itself_its_value_and_what_is_allowed(name, value, allowed):
     with pytest.raises(ConfigError) as caught:
-        load_config({name: value})
+        given_settings({name: value})
     assert name in str(caught.value)
     assert repr(value) in str(caught.value)
     assert allowed in str(caught.value)
@@ -151,19 +150,19 @@ def test_a_wrong_variable_names_itself_its_value_and_what_is_allowed(name, value
 @pytest.mark.parametrize("text", ["0", "..", " ", "5..3", "..0", "1...3", "-1", "a..b", "1,2"])
 def test_wrong_steps_name_what_is_allowed(text):
     with pytest.raises(ConfigError, match=r"log_steps is '.*3\.\.5, 3\.\. or \.\.5"):
-        load_config({}, log_steps=text)
+        given_settings({}, log_steps=text)
 
 
 def test_a_wrong_argument_names_itself():
     with pytest.raises(ConfigError, match=r"the argument budget is 0\.6"):
-        load_config({}, budget=0.6)
+        given_settings({}, budget=0.6)
     with pytest.raises(TypeError, match=r"unknown setting 'bugdet'.* Did you mean budget\?"):
-        load_config({}, bugdet=1)
+        given_settings({}, bugdet=1)
 
 
 def test_an_unknown_variable_is_an_error_that_lists_the_known_ones():
     with pytest.raises(ConfigError) as caught:
-        load_config({"DTR_ALLOC_BUGDET": "8GiB"})
+        given_settings({"DTR_ALLOC_BUGDET": "8GiB"})
     assert "DTR_ALLOC_BUGDET" in str(caught.value)
     for name in known_variables():
         assert name in str(caught.value)
@@ -196,19 +195,19 @@ def test_a_wrong_file_is_named_with_its_key(tmp_path, text, message):
     path = tmp_path / "dtr.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        load_config({"DTR_ALLOC_CONFIG": str(path)})
+        given_settings({"DTR_ALLOC_CONFIG": str(path)})
     assert message in str(caught.value)
     assert str(path) in str(caught.value)
 
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"DTR_ALLOC_CONFIG is .*No such file"):
-        load_config({"DTR_ALLOC_CONFIG": str(tmp_path / "nowhere.toml")})
+        given_settings({"DTR_ALLOC_CONFIG": str(tmp_path / "nowhere.toml")})
 
 
 def test_a_wrong_variable_is_an_error_even_when_an_argument_wins():
     with pytest.raises(ConfigError, match="DTR_ALLOC_BUDGET"):
-        load_config({"DTR_ALLOC_BUDGET": "much"}, budget="8GiB")
+        given_settings({"DTR_ALLOC_BUDGET": "much"}, budget="8GiB")
 
 
 @pytest.mark.parametrize(
@@ -219,14 +218,14 @@ def test_a_wrong_variable_is_an_error_even_when_an_argument_wins():
     ],
 )
 def test_a_report_is_a_switch_or_all_or_a_path(text, report):
-    assert load_config({"DTR_ALLOC_REPORT": text}).report == report
+    assert given_settings({"DTR_ALLOC_REPORT": text}).config.report == report
 
 
 def test_a_page_needs_matplotlib(monkeypatch):
     monkeypatch.setattr(config, "find_spec", lambda name: None)
-    assert load_config({"DTR_ALLOC_REPORT": "run.txt"}).report == Path("run.txt")
+    assert given_settings({"DTR_ALLOC_REPORT": "run.txt"}).config.report == Path("run.txt")
     with pytest.raises(ConfigError, match=r"a page .* needs matplotlib"):
-        load_config({"DTR_ALLOC_REPORT": "run.html"})
+        given_settings({"DTR_ALLOC_REPORT": "run.html"})
 
 
 @pytest.mark.parametrize(
@@ -237,7 +236,7 @@ def test_a_page_needs_matplotlib(monkeypatch):
     ],
 )
 def test_steps_are_counted_from_one_and_both_ends_belong(text, steps):
-    assert load_config({}, log_steps=text).log_steps == steps
+    assert given_settings({}, log_steps=text).config.log_steps == steps
     assert steps.first in steps
     assert steps.first - 1 not in steps
     assert steps.last is None or (steps.last in steps and steps.last + 1 not in steps)
@@ -265,9 +264,10 @@ def test_every_field_can_be_given_in_each_way():
     assert tuple(written) == FIELDS
     steps = written.pop("log_steps")
     by_variable = {f"DTR_ALLOC_{key.upper()}": text for key, text in written.items()}
-    assert load_config(by_variable, log_steps=steps) == load_config({}, **written, log_steps=steps)
+    by_argument = given_settings({}, **written, log_steps=steps)
+    assert given_settings(by_variable, log_steps=steps).config == by_argument.config
     with pytest.raises(ConfigError, match="DTR_ALLOC_LOG_STEPS"):
-        load_config({"DTR_ALLOC_LOG_STEPS": steps})
+        given_settings({"DTR_ALLOC_LOG_STEPS": steps})
 
 
 def test_there_are_no_more_variables_than_people_can_read():
@@ -292,9 +292,9 @@ def test_there_are_no_more_variables_than_people_can_read():
     ],
 )
 def test_a_setting_may_be_a_number_or_the_word_for_one(field, text, value):
-    found = getattr(load_config({}, **{field: text}), field)
+    found = getattr(given_settings({}, **{field: text}).config, field)
     assert found == value
-    assert getattr(load_config({}, **{field: str(found)}), field) == value
+    assert getattr(given_settings({}, **{field: str(found)}).config, field) == value
 
 
 def test_sizes_are_shown_in_the_largest_unit_that_fits():

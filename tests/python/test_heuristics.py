@@ -6,7 +6,7 @@ import re
 import pytest
 
 from dtr_alloc import heuristics
-from dtr_alloc.config import ConfigError, load_config
+from dtr_alloc.config import ConfigError, given_settings
 from dtr_alloc.heuristics import COSTS, PRESETS, SELECTIONS, SIZES, Heuristic, parse
 from dtr_alloc.simulation import presets
 from native import build_core
@@ -21,7 +21,7 @@ def registry(monkeypatch):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_known_by_its_name(name):
     assert parse(f" {name} ") is PRESETS[name]
-    assert load_config({"DTR_ALLOC_HEURISTIC": name}).heuristic is PRESETS[name]
+    assert given_settings({"DTR_ALLOC_HEURISTIC": name}).config.heuristic is PRESETS[name]
     assert str(PRESETS[name]) == name
 
 
@@ -31,7 +31,7 @@ def test_studies_know_more_presets_than_jobs_do(name):
     assert presets.parse("c=local,s=1").cost == "local"
     if name not in PRESETS:
         with pytest.raises(ConfigError, match="allowed: dtr-full, dtr-eqclass, lru, coop, mar"):
-            load_config({}, heuristic=name)
+            given_settings({}, heuristic=name)
 
 
 def test_room_and_deallocation_are_parts_too():
@@ -71,15 +71,15 @@ def test_what_is_no_heuristic_is_refused(text):
         parse(text)
     if text:
         with pytest.raises(ConfigError, match=r"heuristic is .*; allowed: dtr-full, .* parts"):
-            load_config({}, heuristic=text)
+            given_settings({}, heuristic=text)
 
 
 def test_a_registered_callable_is_known_by_its_name(registry):
     made = heuristics.register_heuristic("mine", lambda candidate: candidate.size_bytes)
-    assert load_config({"DTR_ALLOC_HEURISTIC": "mine"}).heuristic is made
+    assert given_settings({"DTR_ALLOC_HEURISTIC": "mine"}).config.heuristic is made
     assert made.select == "callback"
     with pytest.raises(ConfigError, match="registered: mine"):
-        load_config({"DTR_ALLOC_HEURISTIC": "yours"})
+        given_settings({"DTR_ALLOC_HEURISTIC": "yours"})
 
 
 @pytest.mark.parametrize("name", ["lru", "c=local", "", " mine"])

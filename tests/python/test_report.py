@@ -191,7 +191,7 @@ JOB = """
 import os, sys
 from dtr_alloc import config
 from dtr_alloc.advise import at_exit
-at_exit.write_at_exit(config.load_config(), lambda: ({"evictions": 5}, None))
+at_exit.write_at_exit(config.given_settings().config, lambda: ({"evictions": 5}, None))
 """
 
 

@@ -187,7 +187,7 @@ def use_schedule(rng: random.Random, path: Path) -> None:
 
 def use_config(rng: random.Random, path: Path) -> None:
     with named(path, config.ConfigError):
-        config.load_config({"DTR_ALLOC_CONFIG": str(path)})
+        config.given_settings({"DTR_ALLOC_CONFIG": str(path)})
 
 
 def use_costs(rng: random.Random, path: Path) -> None:

@@ -558,12 +558,12 @@ class TestSettings:
     def test_what_is_no_setting_is_named(self, path, text):
         path.write_text(text)
         with pytest.raises(config.ConfigError) as caught:
-            config.load_config({"DTR_ALLOC_CONFIG": str(path)})
+            config.given_settings({"DTR_ALLOC_CONFIG": str(path)})
         assert str(path) in str(caught.value)
 
     def test_a_file_without_end_is_not_read_to_its_end(self):
         with pytest.raises(config.ConfigError, match=r"/dev/zero.*more than 65536 bytes"):
-            config.load_config({"DTR_ALLOC_CONFIG": "/dev/zero"})
+            config.given_settings({"DTR_ALLOC_CONFIG": "/dev/zero"})
         with pytest.raises(costs.CostFileError, match=r"/dev/zero.*more than 33554432 bytes"):
             costs.CostFile.read(Path("/dev/zero"), "cpu")
 
