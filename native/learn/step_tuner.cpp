@@ -294,8 +294,22 @@ void StepTuner::ran_again() {
   // What has just been computed again counts as used lately, so the next step may do as much: to know
   // the next uses ends that.
   if (!followed_ && step_.period > 0) usual_.heuristic.foresight = true;
+  begin_anew();
+}
+
+bool StepTuner::give_up() {
+  if (!followed_ || waiter_) return false;
+  begin_anew();
+  return true;
+}
+
+// A job that is recorded already goes on to be.
+void StepTuner::begin_anew() {
   follow_usual();
-  state_ = may_record(windows.count) ? again(windows.count) : watch(before_);
+  const Following* const following = std::get_if<Following>(&state_);
+  if (!following) return;
+  const uint32_t windows = following->windows.count;
+  state_ = may_record(windows) ? again(windows) : watch(before_);
 }
 
 bool StepTuner::may_record(uint32_t windows) {

@@ -57,6 +57,7 @@ class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTu
 
   void op_ended(EngineCall& call) override;
   void ran_again() override;
+  bool give_up() override;
   int64_t step_ns() const override { return step_ns_; }
   void describe(dtr_engine_stats* out) const override;
   Advice advise(double most_slowness, const Shortage* at,
@@ -156,6 +157,7 @@ class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTu
   Following follow(WhatIf::Found found);
   void improve(const WhatIf::Found& known);
   void follow_usual();
+  void begin_anew();
   // What was searched for, if the thread has ended.
   std::optional<WhatIf::Found> take_found();
   void end_search();

@@ -122,7 +122,8 @@ std::string Engine::slowness() const {
 
 // Where the marginal cost is far too low, the way of the DTR paper takes over: e*, plain staleness, and
 // single victims, as the members of a window would come back more than once, too.
-// Before the job would end, dtr-full takes over as it is published, with all that has died let go.
+// Before the job would end, what the tuner has it follow goes, and next dtr-full takes over as it is
+// published, with all that has died let go. After each change the guard counts from there.
 // A job that has become so slow that it had better end is told so, once (thrash_guard.h).
 void Engine::look_at_repeats(Transaction& call) {
   const dtr_engine_stats& stats = environment_.stats;
@@ -138,6 +139,7 @@ void Engine::look_at_repeats(Transaction& call) {
     take_over();
   }
   const bool warns = guard_.note(lately, tuner_ ? tuner_->step_ns() : 0);
+  if (guard_.is_over() && tuner_ && tuner_->give_up()) return;
   if (guard_.is_over() && repeat_rate_.has_taken_over() && dead_.policy() != Dealloc::eager) {
     options_.heuristic.foresight = 0;
     options_.dealloc = kDeallocNames[static_cast<size_t>(Dealloc::eager)];
@@ -162,6 +164,7 @@ void Engine::follow(const EvictionPolicy& policy) {
   options_.dealloc = kDeallocNames[static_cast<size_t>(policy.dealloc)];
   dead_.configure();
   rescore();
+  guard_.forgive();
   ++environment_.stats.learned;
 }
 

@@ -56,6 +56,8 @@ class Tuner {
   virtual void op_ended(EngineCall& call) = 0;
   // An operator ran again.
   virtual void ran_again() = 0;
+  // The job computes so much again that it would end. What is followed goes; false if nothing is.
+  virtual bool give_up() = 0;
   // What the first executions of a step cost; 0: no step is known.
   virtual int64_t step_ns() const = 0;
   // Where it is, for dtr_engine_stats.

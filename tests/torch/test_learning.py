@@ -113,6 +113,21 @@ def odd(held: list[torch.Tensor]) -> Step:
     return step
 
 
+def crowded(held: list[torch.Tensor]) -> Step:
+    """Once there is a plan, memory in its places is taken for good."""
+    model = net(8, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    held += model.parameters()
+
+    def step(i: int) -> None:
+        if i == STEPS:
+            held.append(torch.zeros(17_500))
+            dtr_alloc.pin(held[-1])
+        trained(model, optimizer, torch.rand(512, 64))
+
+    return step
+
+
 def swapping(held: list[torch.Tensor]) -> Step:
     """A model that takes 6 MiB with gradients and Adam's states."""
     model = net(6, 256)
@@ -464,6 +479,13 @@ class TestThrash:
         found, said = self.run(int(max(budgets)), "1.4", costs)
         assert (found["error"], said) == (None, [])
         assert found["times"] < 1.4
+
+    def test_a_plan_that_thrashes_goes_before_the_job_ends(self, tmp_path: Path) -> None:
+        costs = costs_of("crowded", tmp_path)
+        found = told_by(follow, "crowded", 1_000_000, costs, 4 * STEPS, {"thrash": 1.1})
+        repeated = [step["recompute_cost_seconds"] for step in found["added"]]
+        assert max(repeated[STEPS:]) > 3 * repeated[STEPS - 1], "the plan thrashes"
+        assert repeated[-1] < 2 * repeated[STEPS - 1]
 
     def test_a_budget_is_advised_for_the_heuristic_of_the_job_alone(self, tmp_path: Path) -> None:
         """Without a plan, and with the room that the heuristic has."""
