@@ -1,5 +1,6 @@
 """What fails leaves no lock, no half-written storage and a session that goes on."""
 
+import gc
 import re
 import threading
 from collections.abc import Callable
@@ -233,6 +234,7 @@ def test_a_session_may_end_inside_a_dispatch_mode() -> None:
 
 
 def test_a_thread_that_outlives_the_session_is_no_longer_recorded() -> None:
+    gc.collect()  # what failed in other tests may have left cycles that hold tensors
     go_on, made = threading.Event(), threading.Event()
     results = []
 
