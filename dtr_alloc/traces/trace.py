@@ -210,7 +210,7 @@ class Trace:
             before = time
         if before > MOST_TIME_NS:
             raise TraceError(f"the last event is at {before} ns; allowed: up to 2**62")
-        self.lifetimes()
+        _Follower(self).run()
 
     def lifetimes(self) -> Lifetimes:
         """Each allocation with its end, in the order of allocations.

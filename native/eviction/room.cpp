@@ -66,10 +66,7 @@ double RoomMaker::remap_ns(const Device& device, const dtr_pool_room& room,
 RoomMaker::Way RoomMaker::choose_victims(Device& device, uint64_t size_bytes, EngineCall& call) {
   SearchSample& sample = parts_.environment.search_sample;
   std::optional<ScopedTimer<int64_t, thread_ns>> timer;
-  if (sample.searches++ % SearchSample::kOneIn == 0) {
-    timer.emplace(sample.measured_ns);
-    ++sample.measured;
-  }
+  if (sample.searches++ % SearchSample::kOneIn == 0) timer.emplace(sample.measured_ns);
   const SearchContext context = parts_.search.context_of(device);
   const dtr_engine_options& options = parts_.environment.options;
   const dtr_pool_room room = room_of(device.pool, size_bytes);

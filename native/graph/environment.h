@@ -17,10 +17,11 @@ constexpr uint64_t kNoBudget = uint64_t{1} << 62;  // bytes from which on a budg
 // in so many is measured, as reading that clock twice takes a microsecond, and a search 3 to 36.
 struct SearchSample {
   static constexpr uint64_t kOneIn = 13;
-  uint64_t searches = 0, measured = 0;
-  int64_t measured_ns = 0;
+  uint64_t searches = 0;
+  int64_t measured_ns = 0;  // of the first, and of each kOneIn-th after it
   double mean_ns() const {
-    return static_cast<double>(measured_ns) / static_cast<double>(measured > 0 ? measured : 1);
+    const uint64_t measured = (searches + kOneIn - 1) / kOneIn;
+    return measured > 0 ? static_cast<double>(measured_ns) / static_cast<double>(measured) : 0;
   }
   double all_ns() const { return mean_ns() * static_cast<double>(searches); }
 };

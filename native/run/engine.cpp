@@ -150,11 +150,10 @@ void Engine::look_at_repeats(Transaction& call) {
   std::fprintf(stderr, "%s %s\n", slowness().c_str(), advice(call, nullptr).c_str());
 }
 
-// The options have a heuristic that takes over: the guard counts from here.
+// The options have a heuristic that takes over.
 void Engine::take_over() {
   rescore();
   repeat_rate_.take_over();
-  guard_.forgive();
 }
 
 // Under the mutex.
@@ -164,7 +163,6 @@ void Engine::follow(const EvictionPolicy& policy) {
   options_.dealloc = kDeallocNames[static_cast<size_t>(policy.dealloc)];
   dead_.configure();
   rescore();
-  guard_.forgive();
   ++environment_.stats.learned;
 }
 
@@ -176,9 +174,10 @@ void Engine::rest_if_steady(Transaction& call) {
   if (lifecycle_.forget_history(call.deferred)) rest_.begin();
 }
 
-// The heuristic has changed.
+// The heuristic has changed, and what is computed again counts from here.
 void Engine::rescore() {
   repeat_rate_.forget();
+  guard_.forgive();
   cost_model_.configure();
   cost_model_.bounds().reset_all();
 }
@@ -373,6 +372,7 @@ void Engine::get_stats(dtr_engine_stats* out, dtr_pool_stats* pools, uint64_t ca
   for (uint64_t i = 0; i < std::min<uint64_t>(capacity, environment_.pools.size()); ++i)
     dtr_pool_get_stats(environment_.pools[i].pool, &pools[i]);
   *out = environment_.stats;
+  // The counter has the scans of the heap alone (compaction.cpp).
   out->search_ns += static_cast<uint64_t>(environment_.search_sample.all_ns());
   out->clock_ns = static_cast<uint64_t>(environment_.clock_ns);
   out->live_storages = graph_.storages().size();
