@@ -8,6 +8,7 @@
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
 #include "observer.h"
+#include "step_count.h"
 
 namespace dtr {
 
@@ -47,6 +48,7 @@ struct Environment {
   std::vector<Pool> pools;
   int64_t replay_ns = 0;  // of the pools' devices (RoomPrice)
   int64_t clock_ns = 1;   // see engine.h
+  StepCount step;
   dtr_engine_stats stats{};
   SearchSample search_sample;
 };

@@ -83,11 +83,11 @@ class Graph {
   static void link(Edge& edge, Op* op, Storage* input);
   static void unlink(Edge& edge);
   // The op has made the storage's content.
-  static void add_output(Op* op, Storage* storage, int32_t position, bool mutation) {
+  static void add_output(Op* op, Storage* storage, int32_t position, bool mutation, int32_t rank) {
     storage->parent = op;
     storage->chain = op->chain;
     storage->output = static_cast<uint32_t>(op->outputs.size());
-    op->outputs.push_back({storage, position, mutation});
+    op->outputs.push_back({storage, position, mutation, rank});
     ++op->recorded_outputs;
   }
 

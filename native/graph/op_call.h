@@ -19,6 +19,7 @@ struct Input {
   bool opaque = false;
   bool constant = false;   // the recorder says: a parameter
   bool shared = false;     // another argument has the same storage
+  bool adopted = false;    // nothing was known of its storage before
   bool part = false;       // overwrites a part of its storage, and all of that
   bool begins = false;     // it is the first part: the old content is no input (R16)
   void* copy = nullptr;    // what it held before the op overwrites it (DTR_OP_KEEPS_OLD)
@@ -53,6 +54,7 @@ struct OpCall {
   bool overwrites = false;    // some of its inputs
   bool reads_others = false;  // memory whose address others hold (contents.h)
   bool loses = false;         // some that it also reads, and that cannot be computed again
+  int32_t made = 0;           // contents in new memory, so far
   bool inputs_wait = false;   // the locks of the inputs are waiting locks (R11)
 
   // Its results become constants.

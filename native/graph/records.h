@@ -139,8 +139,9 @@ struct alignas(64) Storage {
   uint64_t mark = 0;                 // visited in the walk of that number
   uint32_t holds = 0;                // of the locks (R11)
   uint32_t overwriters = 0;          // ops in flight that will end this version (R8)
-  uint32_t chain = 0;   // ops behind it, along the longest path, since the last look at its history
-  uint32_t output = 0;  // index in its parent's outputs
+  // Ops of its step behind it, along the longest path, since the last look at its history.
+  uint32_t chain = 0;
+  uint32_t output = 0;             // index in its parent's outputs
   bool unwritten = false;          // R16
   bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
   bool queued = false;             // to be tried when the call is done
@@ -201,6 +202,7 @@ struct Output {
   Storage* storage = nullptr;  // null: its record is gone, or it has a constant's
   int32_t position = 0;        // index among the result tensors, or among the arguments
   bool mutation = false;       // a new version of the argument at position
+  int32_t rank = -1;  // among what the op made in new memory, as in its op log; -1: in other
 };
 
 struct Op {
@@ -223,6 +225,7 @@ struct Op {
   uint32_t needed_outputs = 0;    // G2
   uint32_t waiting_steps = 0;     // steps that wait for its inputs (waiting_inputs.h)
   uint32_t planned_as = 0;        // its number in the plan of that number (run/step_plan.h)
+  uint32_t step = 0;              // StepCount, when it was recorded
   uint32_t planned_runs = 0;      // how often it was run again since
   uint64_t planned_by = 0;
   uint64_t peak_look = 0;  // peak_bytes is of the look of that number

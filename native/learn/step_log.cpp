@@ -92,9 +92,10 @@ void StepLog::ran(const Ran& of) {
     signature.add(sizes_[instruction.arguments.back()]);
   }
   for (const int64_t index : of.overwritten) {
-    const auto which = static_cast<int32_t>(std::max(index, ~index));
-    instruction.results.push_back(
-        {instruction.arguments[static_cast<size_t>(which)], which, 0, index >= 0});
+    const int64_t bits = std::max(index, ~index);
+    const auto which = static_cast<int32_t>(bits & ~OpLogRecorder::kPartlyWritten);
+    instruction.results.push_back({instruction.arguments[static_cast<size_t>(which)], which, 0,
+                                   index >= 0, (bits & OpLogRecorder::kPartlyWritten) != 0});
   }
   for (const Made& made : of.made) {
     signature.add(made.size_bytes);

@@ -43,7 +43,8 @@ class StepLog {
     int64_t cost_ns;
     std::vector<int64_t> reads;
     std::vector<Made> made;
-    std::vector<int64_t> overwritten;  // of MUTATE: indices of what it reads; -1 - i: i, unread
+    // Of MUTATE: indices of what it reads; -1 - i: i, unread. With kPartlyWritten (OpLogRecorder).
+    std::vector<int64_t> overwritten;
   };
   void ran(const Ran& of);
   void clear() { *this = StepLog(); }

@@ -219,6 +219,7 @@ std::optional<double> WhatIf::play_bytes(const Schedule& schedule, double most_n
     for (uint64_t op = 0; op < program_.operators; ++op)
       run.weights.push_back(schedule.weights[op % schedule.weights.size()]);
   run.trace = trace;
+  run.period = has_steps() ? program_.counted_from : 0;
   simulate(options, most_work, run);
   if (run.result.status != DTR_SIMULATION_OK) return std::nullopt;
   return static_cast<double>(run.result.remat_cost + run.replay_cost);
@@ -447,7 +448,7 @@ std::optional<WhatIf::Found> WhatIf::follow(const Schedule& schedule, const Allo
   // The same in the heap of the play, where other addresses are held.
   bool fits = true;
   Simulation run;
-  run.plan_from = period;
+  run.plan_from = run.period = period;
   run.make_plan = [&](const std::vector<NamedBlock>& blocks) {
     const std::unordered_set<uint64_t> survivors(trace.survivors.begin(), trace.survivors.end());
     std::vector<HeldBlock> held;

@@ -363,7 +363,8 @@ int64_t OpLogRecorder::ended(OpenLog& log, const Scratch<Input>& inputs, bool pu
                         std::find(overwritten.begin(), overwritten.end(), now) == overwritten.end();
     // What stays a constant whatever overwrites it does not come back by that, as if it had been read.
     const bool reads = input.use != Use::write_only || (writes && now->constant_for_good);
-    arguments.push_back({log.arguments[i].name, writes, reads});
+    const bool is_partly = for_tuner_ && writes && now->unwritten;
+    arguments.push_back({log.arguments[i].name, writes, reads, is_partly});
     if (writes) overwritten.push_back(now);
   }
   for (const OpenLog::Result& result : log.results) add_result(result);
@@ -482,9 +483,11 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, bool pure, int64_t cost_
     // The cost is that of both lines together.
     put_head(DTR_OP_LOG_MUTATE, called.empty() ? cost_ns : 0);
     put(mutated);
-    for (size_t i = 0; i < arguments.size(); ++i)
-      if (arguments[i].overwritten)
-        put(arguments[i].read ? static_cast<int64_t>(i) : -1 - static_cast<int64_t>(i));
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      if (!arguments[i].overwritten) continue;
+      const int64_t index = static_cast<int64_t>(i) | (arguments[i].partly ? kPartlyWritten : 0);
+      put(arguments[i].read ? index : -1 - index);
+    }
   }
   if (!repeatable && is_writing()) {
     put_head(DTR_OP_LOG_EFFECT, cost_ns);

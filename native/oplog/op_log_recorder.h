@@ -97,6 +97,9 @@ inline int64_t tuner_call(uint64_t signature, uint64_t made_ahead) {
 
 class OpLogRecorder final : public Observer {
  public:
+  // To the step tuner, beside the index of what a MUTATE overwrites: see Argument::partly.
+  static constexpr int64_t kPartlyWritten = int64_t{1} << 32;
+
   OpLogRecorder(const Environment& environment, const Graph& graph)
       : environment_(environment), graph_(graph) {}
 
@@ -167,6 +170,7 @@ class OpLogRecorder final : public Observer {
     LogName name;
     bool overwritten;
     bool read;
+    bool partly;  // some of its buffer is still to be written (R16)
   };
 
   void turn(Mode mode, Deferred& deferred);

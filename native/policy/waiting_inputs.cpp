@@ -55,7 +55,8 @@ uint64_t WaitingInputs::peak_beside(const Storage* wanted) {
       uint64_t running = 0;  // bytes while it runs
       for (const Edge& edge : op->edges) {
         const Storage* input = edge.input;
-        if (input->parent || swaps) running += input->size_bytes;
+        const bool is_constant = !input->parent || environment_.step.is_left(input);
+        if (!is_constant || swaps) running += input->size_bytes;
         if (input->state == State::resident) continue;
         const auto known = peaks_.find(input->id);
         if (known == peaks_.end())

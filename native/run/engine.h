@@ -94,6 +94,8 @@ class Engine final : NotCopied {
                            uint64_t stream, int32_t* beyond);
   // Follows a plan of the pool's addresses, from the step on that begins just now.
   void follow_plan(StepPlan plan);
+  // A step begins just now, which nobody has to follow.
+  void begin_step() { environment_.step.begins(); }
   // Work on the stream uses the block.
   void record_stream(void* address, uint64_t stream);
   void freed(void* address);
@@ -225,7 +227,7 @@ class Engine final : NotCopied {
   RepeatRate repeat_rate_;
   OpLogRecorder op_log_{environment_, graph_};
   PlacementHint hints_;
-  PlanFollower plan_;
+  PlanFollower plan_{environment_.step};
   PlanExecutor plan_executor_{{mutex_, environment_, graph_, devices_, capture_, lifecycle_, dead_,
                                search_, mover_, evictor_, plan_}};
   CostTable costs_;

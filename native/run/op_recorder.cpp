@@ -13,7 +13,10 @@ namespace {
 // size wins, one a few ops further on is looked at: the more of them, the more records the
 // look had to count, for else a long history is counted again and again. (An odd number, so
 // that in a chain of pairs both get their turn: the history of one may be live just when it
-// is used. And fewer than kLongChain, so that one look never hides a history for long.)
+// is used. And fewer than kLongChain, so that one look never hides a history for long.) Where it is
+// known when steps begin, they are told apart: ops are counted from there, and the history of what an
+// earlier step left is weighed at each use. So a play settles what the job settles, though it does
+// not know what was before.
 constexpr uint32_t kLongChain = 64;
 constexpr uint64_t kNextLook = 7;
 constexpr uint64_t kFarthestLook = kLongChain - 1;
@@ -52,6 +55,7 @@ int32_t OpRecorder::begin(Frame& frame, uint32_t tensors, uint32_t flags, uint64
   frame.keeps_old = flags & DTR_OP_KEEPS_OLD;
   frame.copies = (flags & DTR_OP_COPIES) && tensors == 2;
   frame.overwrites = frame.loses = frame.reads_others = false;
+  frame.made = 0;
   frame.inputs.resize(tensors);
   describe_inputs(frame);
   int32_t need = captures ? DTR_GRAPH_IS_CAPTURED : 0;
@@ -99,7 +103,7 @@ void OpRecorder::describe_inputs(Frame& frame) {
     input.tensor = reinterpret_cast<const void*>(entry & ~int64_t{7});
     input.use = static_cast<Use>(entry & 3);
     input.constant = entry & DTR_USE_CONSTANT;
-    input.opaque = input.shared = input.part = input.begins = false;
+    input.opaque = input.shared = input.adopted = input.part = input.begins = false;
     input.copy = nullptr;
     if (i + kAhead < count) fetch(reinterpret_cast<const void*>(frame.buffer[i + kAhead]), 3);
     dtr_tensor_desc& desc = input.desc;
@@ -145,8 +149,10 @@ void OpRecorder::classify(Frame& frame, Input& input, Deferred& deferred) {
   }
   // Memory taken away by others (resize_(0) and back, fake tensors): not ours to judge.
   if (!desc.data && !storage) return is_opaque();
-  if (!storage || storage->address != desc.data)
+  if (!storage || storage->address != desc.data) {
     storage = parts_.lifecycle.find_or_adopt(desc, deferred);
+    input.adopted = true;
+  }
   if (!storage) return is_opaque();
   if (storage->state == State::resident && storage->overwriters == 0 &&
       parts_.contents.has_changed(storage, desc))
@@ -160,7 +166,8 @@ void OpRecorder::classify(Frame& frame, Input& input, Deferred& deferred) {
     storage->constant_for_good = true;
     if (has_content(storage)) parts_.lifecycle.forget_parent(storage, deferred);
   }
-  if (storage->chain >= kLongChain && storage->state == State::resident) {
+  if ((storage->chain >= kLongChain || parts_.environment.step.is_left(storage)) &&
+      storage->state == State::resident) {
     uint64_t counted = 0;
     const bool outweighs = parts_.settling.history_outweighs(storage, &counted);
     const uint64_t next = std::min(std::max(kNextLook, counted / 2 | 1), kFarthestLook);
@@ -326,10 +333,11 @@ int64_t OpRecorder::end(Frame& frame, uint32_t results, uint32_t flags, int64_t 
     if (storage && parts_.cost_model.foresight().is_on())
       parts_.cost_model.foresight().uses(storage);
     if (!storage) continue;
+    const int32_t rank = frame.made++;
     storage->constant_as = frame.recomputable ? uint8_t{DTR_KEPT_TINY} : frame.constant_as;
     if (!frame.recomputable || desc.storage_bytes <= parts_.environment.options.tiny_bytes)
       continue;
-    Graph::add_output(record(), storage, static_cast<int32_t>(i), false);
+    Graph::add_output(record(), storage, static_cast<int32_t>(i), false, rank);
     parts_.contents.note(storage);
     parts_.lifecycle.update_candidate(storage);
   }
@@ -438,9 +446,11 @@ Op* OpRecorder::build_op(Frame& frame, int64_t cost_ns) {
   }
   // Linked only now: the vector no longer grows.
   for (Edge& edge : op->edges) Graph::link(edge, op, edge.input);
+  op->step = parts_.environment.step.now();
   op->chain = 1;
   for (const Edge& edge : op->edges)
-    if (edge.input->parent) op->chain = std::max(op->chain, edge.input->chain + 1);
+    if (edge.input->parent && edge.input->parent->step == op->step)
+      op->chain = std::max(op->chain, edge.input->chain + 1);
   parts_.graph.append(op);
   ++parts_.environment.stats.live_ops;
   ++parts_.environment.stats.recorded_ops;

@@ -74,9 +74,9 @@ void PlanExecutor::evict_last_used(const PlanFollower::Running& ran, EngineCall&
                                    const Storage* wanted) {
   if (!parts_.plan.is_on()) return;
   parts_.plan.take_last_used(ran, &last_used_);
-  for (const void* address : last_used_) {
-    Storage* storage = parts_.graph.by_address.find(address);
-    if (storage && storage != wanted && is_candidate(storage) &&
+  for (const PlanFollower::Given& given : last_used_) {
+    Storage* storage = parts_.graph.by_address.find(given.address);
+    if (storage && storage->id == given.storage && storage != wanted && is_candidate(storage) &&
         parts_.search.is_free_to_go(storage))
       parts_.evictor.give_up(storage, EvictionCause::room, call.deferred);
   }

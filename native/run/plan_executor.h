@@ -52,7 +52,7 @@ class PlanExecutor {
   bool move_aside(Storage* storage, const void* begin, const void* end, EngineCall& call);
 
   Parts parts_;
-  std::vector<void*> last_used_;  // buffer of evict_last_used()
+  std::vector<PlanFollower::Given> last_used_;  // buffer of evict_last_used()
 };
 
 }  // namespace dtr

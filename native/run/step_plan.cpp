@@ -38,7 +38,7 @@ void PlanFollower::follow(StepPlan plan, bool at_beginning) {
     while (place.last_op != StepPlan::kNone && plan_.calls[place.last_op] == StepPlan::kSameCall)
       --place.last_op;
   ++number_;
-  at_ = kLost;
+  go_to(kLost);
   first_place_.assign(plan_.calls.size() + 1, 0);
   for (const StepPlan::Place& place : plan_.places) ++first_place_[place.op + 1];
   for (size_t op = 0; op < plan_.calls.size(); ++op) first_place_[op + 1] += first_place_[op];
@@ -50,7 +50,7 @@ void PlanFollower::follow(StepPlan plan, bool at_beginning) {
   std::sort(by_last_use_.begin(), by_last_use_.end(), [this](size_t a, size_t b) {
     return last_use_of(plan_.places[a]) < last_use_of(plan_.places[b]);
   });
-  addresses_.assign(plan_.places.size(), nullptr);
+  given_.assign(plan_.places.size(), Given());
 
   std::vector<uint64_t> calls;
   std::copy_if(plan_.calls.begin(), plan_.calls.end(), std::back_inserter(calls),
@@ -67,7 +67,15 @@ void PlanFollower::follow(StepPlan plan, bool at_beginning) {
   heard_ = 0;
   tries_ = kTries;
   is_on_ = count > 0;
-  if (is_on_ && at_beginning) at_ = 0;
+  if (is_on_ && at_beginning) go_to(0);
+}
+
+void PlanFollower::go_to(uint64_t op) {
+  at_ = op;
+  if (op == 0)
+    steps_.begins();
+  else if (op == kLost)
+    steps_.is_unknown();
 }
 
 void PlanFollower::op_begins() const {
@@ -86,11 +94,10 @@ void PlanFollower::ended(uint64_t signature, Op* op) {
   if (at_ == kLost || plan_.calls[at_] != call) {
     if (at_ != kLost) {
       heard_ = 0;
-      std::fill(addresses_.begin(), addresses_.end(), nullptr);
+      std::fill(given_.begin(), given_.end(), Given());
     }
-    at_ = kLost;
     heard_ = ending_.after(heard_, call);
-    if (heard_ == ending_.size()) at_ = 0;
+    go_to(heard_ == ending_.size() ? 0 : kLost);
     return;
   }
   if (op) {
@@ -101,7 +108,7 @@ void PlanFollower::ended(uint64_t signature, Op* op) {
   }
   do ++at_;
   while (at_ < plan_.calls.size() && plan_.calls[at_] == StepPlan::kSameCall);
-  if (at_ == plan_.calls.size()) at_ = 0;
+  if (at_ == plan_.calls.size()) go_to(0);
   ahead_ = first_place_[at_];
 }
 
@@ -111,24 +118,24 @@ void PlanFollower::gave(const Output& output) {
 }
 
 void PlanFollower::note(const Output& output, uint64_t op, uint32_t run) {
-  if (!output.storage || output.mutation) return;
+  if (!output.storage || output.rank < 0) return;
   for (size_t i = first_place_[op]; i < first_place_[op + 1]; ++i) {
     const StepPlan::Place& place = plan_.places[i];
-    if (place.run == run && place.result == static_cast<uint32_t>(output.position))
-      addresses_[i] = output.storage->address;
+    if (place.run == run && place.result == static_cast<uint32_t>(output.rank))
+      given_[i] = {output.storage->address, output.storage->id};
   }
 }
 
-void PlanFollower::take_last_used(const Running& running, std::vector<void*>* addresses) {
-  addresses->clear();
+void PlanFollower::take_last_used(const Running& running, std::vector<Given>* all) {
+  all->clear();
   if (running.plan != number_) return;
   const auto run = std::make_pair(running.op, running.run);
   auto place = std::lower_bound(
       by_last_use_.begin(), by_last_use_.end(), run,
       [this](size_t i, const auto& b) { return last_use_of(plan_.places[i]) < b; });
   for (; place != by_last_use_.end() && last_use_of(plan_.places[*place]) == run; ++place)
-    if (void* const address = std::exchange(addresses_[*place], nullptr))
-      addresses->push_back(address);
+    if (const Given given = std::exchange(given_[*place], Given()); given.address)
+      all->push_back(given);
 }
 
 uint64_t PlanFollower::next(uint64_t size_bytes) {

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "graph/environment.h"
 #include "graph/records.h"
 #include "oplog/op_log_recorder.h"
 
@@ -71,6 +72,9 @@ class CallMatcher {
 
 class PlanFollower {
  public:
+  // steps: told where a step of the plan begins, and that it is not known any more.
+  explicit PlanFollower(StepCount& steps) : steps_(steps) {}
+
   // What a thread runs, as a plan has it.
   struct Running {
     const PlanFollower* of = nullptr;  // null: nothing runs that has a plan
@@ -95,8 +99,13 @@ class PlanFollower {
   void ended(uint64_t signature, Op* op);
   // The step that this thread runs gave this again, which was not there.
   void gave(const Output& output);
-  // The addresses of what was used for the last time by a run that has just ended.
-  void take_last_used(const Running& running, std::vector<void*>* addresses);
+  // What a run gave. Another storage may be at its address by now.
+  struct Given {
+    void* address = nullptr;
+    uint64_t storage = 0;  // Storage::id
+  };
+  // What was used for the last time by a run that has just ended.
+  void take_last_used(const Running& running, std::vector<Given>* all);
   // Where the next allocation of this thread goes; StepPlan::kNowhere if nothing says so.
   uint64_t next(uint64_t size_bytes);
 
@@ -107,14 +116,16 @@ class PlanFollower {
   static constexpr uint64_t kLost = UINT64_MAX;
   static constexpr uint32_t kTries = 3;
   static constexpr size_t kFarAhead = 16;  // places
+  void go_to(uint64_t op);
   void note(const Output& output, uint64_t op, uint32_t run);
   uint64_t next_ahead(uint64_t size_bytes);
 
+  StepCount& steps_;
   std::atomic<bool> is_on_{false};
   StepPlan plan_;
   std::vector<size_t> first_place_;  // by operator
   std::vector<size_t> by_last_use_;  // those of results, by the run that uses them last
-  std::vector<void*> addresses_;     // of the results, by place; null: past its last use
+  std::vector<Given> given_;         // the results, by place; without an address: past its last use
   uint64_t number_ = 0;              // of the plan
   uint64_t at_ = kLost;              // the operator that is next
   uint32_t tries_ = 0;               // that are left, to move what is held

@@ -163,8 +163,7 @@ void Versions::keep_in_copy(Input& input) {
 }
 
 // Ends the version that the op overwrote and begins the next.
-void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
-                    Deferred& deferred) {
+void Versions::next(OpCall& call, Input& input, Op* op, int32_t position, Deferred& deferred) {
   Storage* old = input.storage;
   // Another argument is the same storage and was dealt with; or the op gave the buffer other
   // memory (out=), so that the old version died, and what is there now is a result.
@@ -172,6 +171,7 @@ void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
     if (input.copy) deferred.free_block(*old, std::exchange(input.copy, nullptr));
     return;
   }
+  const int32_t rank = input.adopted && is_whole(input) ? call.made++ : -1;
   Unwritten unwritten;
   const bool in_parts = input.begins || (old->unwritten && input.use == Use::mutate);
   const uint8_t constant_as = [&]() -> uint8_t {
@@ -200,7 +200,7 @@ void Versions::next(const OpCall& call, Input& input, Op* op, int32_t position,
   fresh->place = call.place;
   fresh->constant_as = constant_as;
   if (!constant) {
-    Graph::add_output(op, fresh, position, true);
+    Graph::add_output(op, fresh, position, true, rank);
     parts_.contents.note(fresh);
     if (!unwritten.empty()) parts_.unwritten.begin(fresh, std::move(unwritten));
   }

@@ -56,7 +56,7 @@ class Versions {
   bool may_begin(const Storage* storage, const dtr_tensor_desc& part) const;
   void* copy_of(const Storage* storage) const;
   void keep_in_copy(Input& input);
-  void next(const OpCall& call, Input& input, Op* op, int32_t position, Deferred& deferred);
+  void next(OpCall& call, Input& input, Op* op, int32_t position, Deferred& deferred);
 
   Parts parts_;
   std::vector<Settling::Loss> losses_;  // of settle()

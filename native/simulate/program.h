@@ -11,10 +11,11 @@
 namespace dtr {
 
 struct Result {
-  uint32_t name;        // of MUTATE: the name of the argument that is overwritten
-  int32_t alias;        // the index of the argument whose memory it has; -1: memory of its own
-  int64_t size_bytes;   // of MUTATE, COPY and COPY_FROM: 0
-  bool is_read = true;  // of MUTATE: whether the old content is
+  uint32_t name;           // of MUTATE: the name of the argument that is overwritten
+  int32_t alias;           // the index of the argument whose memory it has; -1: memory of its own
+  int64_t size_bytes;      // of MUTATE, COPY and COPY_FROM: 0
+  bool is_read = true;     // of MUTATE: whether the old content is
+  bool is_partly = false;  // of MUTATE: whether some of its buffer is still to be written (R16)
   bool is_fresh() const { return alias < 0; }
 };
 

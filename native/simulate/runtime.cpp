@@ -126,7 +126,8 @@ struct SimulationSetup : NotCopied {
 struct Buffer {
   SimulatedTensor* tensor = nullptr;
   uint64_t names = 0;
-  uint64_t serial = 0;  // in order of creation
+  uint64_t serial = 0;     // in order of creation
+  bool is_partly = false;  // written, so far
 };
 
 class RuntimeSimulation final : private Observer {
@@ -187,7 +188,10 @@ class RuntimeSimulation final : private Observer {
   void execute_all() {
     for (const Instruction& of : program_.instructions) switch (of.kind) {
         case Instruction::constant: {
+          // As if for the operator behind it: a step's own constants have places, too.
+          tracer_.run_begins(next_op_, true, true);
           Buffer* buffer = adopt(make_tensor(of.results[0].size_bytes));
+          tracer_.run_ends();
           define(of.results[0].name, buffer);
           if (options_.swap_bytes > 0) meet(buffer->tensor);
           ++tensors_;
@@ -248,14 +252,24 @@ class RuntimeSimulation final : private Observer {
     tensors_ += of.results.size();
     execute(of, first);
     // If two of the arguments are one storage, its new version is the first's.
-    for (size_t i = of.results.size(); i-- > 0;)
-      note_storage(names_[of.results[i].name]->tensor->storage, first + i);
+    for (size_t i = of.results.size(); i-- > 0;) {
+      Buffer& buffer = *names_[of.results[i].name];
+      note_storage(buffer.tensor->storage, first + i);
+      // Until all is written it cannot be evicted.
+      if (of.results[i].is_partly == buffer.is_partly) continue;
+      buffer.is_partly = of.results[i].is_partly;
+      if (buffer.is_partly)
+        engine_.user_pin(buffer.tensor, 0, 0, false);
+      else
+        engine_.user_unpin(buffer.tensor->storage);
+    }
   }
 
   // An op from begin to end, as the recorder has it; its new tensors are left in results_.
   void execute(const Instruction& of, uint64_t first_tensor) {
     const size_t arguments = of.arguments.size();
     if (of.op == out_.counted_from && of.op > 0) begin_counting();
+    if (out_.period > 0 && of.op % out_.period == 0) engine_.begin_step();
     if (of.op == out_.plan_from && out_.make_plan) begin_plan();
     tracer_.begins(of.op);
     if (frame_.buffer.size() < arguments + of.results.size())
@@ -289,6 +303,7 @@ class RuntimeSimulation final : private Observer {
     engine_.op_end(frame_, static_cast<uint32_t>(results_.size()), flags, told_ns,
                    const_cast<Instruction*>(&of));
     tracer_.ended(frame_.signature.value());
+    next_op_ = of.op + 1;
     out_.result.model_cost += of.cost;
     ++operators_;
     check_work();
@@ -331,9 +346,11 @@ class RuntimeSimulation final : private Observer {
 
   // The kernel has run, and its results are made.
   void end_run() {
-    for (uint32_t i = 0; i < results_.size(); ++i) {
-      used(results_[i]);
-      if (results_[i]) tracer_.gave(i, results_[i]->storage->pointer);
+    uint32_t rank = 0;
+    for (const SimulatedTensor* result : results_) {
+      if (!result) continue;
+      used(result);
+      tracer_.gave(rank++, result->storage->pointer);
     }
     tracer_.run_ends();
   }
@@ -470,7 +487,7 @@ class RuntimeSimulation final : private Observer {
     return tensor;
   }
 
-  Buffer* adopt(SimulatedTensor* tensor) { return new Buffer{tensor, 0, ++serials_}; }
+  Buffer* adopt(SimulatedTensor* tensor) { return new Buffer{tensor, 0, ++serials_, false}; }
 
   void define(uint32_t name, Buffer* buffer) {
     ++buffer->names;
@@ -631,6 +648,7 @@ class RuntimeSimulation final : private Observer {
   std::vector<uint64_t> storage_tensors_;  // by the engine's storage ids
   uint64_t tensors_ = 0;                   // of the log, so far
   uint64_t operators_ = 0;                 // first executions
+  uint64_t next_op_ = 0;
   uint64_t serials_ = 0;
   // Of the op in flight; kept to be released if it does not come to its end.
   std::vector<SimulatedTensor*> ahead_;

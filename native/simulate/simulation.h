@@ -30,6 +30,7 @@ struct Simulation {
   std::vector<double> weights;
   // A plan to follow from one operator of the program on, given what is in memory there.
   uint64_t plan_from = 0;
+  uint64_t period = 0;  // operators of a step; 0: not known
   std::function<StepPlan(const std::vector<NamedBlock>&)> make_plan;
 
   void decide(char kind, uint64_t id) const {

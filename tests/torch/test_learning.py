@@ -137,16 +137,106 @@ def swapping(held: list[torch.Tensor]) -> Step:
     return lambda i: trained(model, optimizer, data)
 
 
+def adapting(held: list[torch.Tensor]) -> Step:
+    """Steps of gradient descent within a step. The data has a history from before all steps, and
+    the first layer has no gradient of it."""
+    torch.manual_seed(0)
+    weights = [nn.Parameter(torch.randn(16, 16 if i else 2, 3, 3) * 0.1) for i in range(4)]
+    gains = [nn.Parameter(torch.ones(16)) for _ in weights]
+    data = torch.randn(8, 2, 20, 20) + 1
+    optimizer = torch.optim.SGD([*weights, *gains], lr=0.01)
+
+    def loss(weights: list[torch.Tensor], gains: list[torch.Tensor]) -> torch.Tensor:
+        y = data
+        for weight, gain in zip(weights, gains, strict=True):
+            y = torch.relu(nn.functional.conv2d(y, weight) * gain[:, None, None])
+        return y.square().mean()
+
+    def step(i: int) -> None:
+        optimizer.zero_grad()
+        fast: list[torch.Tensor] = [*weights, *gains]
+        for _ in range(6):
+            gradients = torch.autograd.grad(loss(fast[:4], fast[4:]), fast, create_graph=True)
+            fast = [a - 0.1 * b for a, b in zip(fast, gradients, strict=True)]
+        loss(fast[:4], fast[4:]).backward()
+        optimizer.step()
+
+    return step
+
+
+def integrating(held: list[torch.Tensor]) -> Step:
+    """A differential equation, whose solution is written into a buffer, a part at a time."""
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data, steps = torch.rand(128, 64) + 1, 24
+
+    def step(i: int) -> None:
+        optimizer.zero_grad()
+        y, solution = data, torch.empty(steps + 1, 128, 64)
+        solution[0] = y
+        for k in range(steps):
+            a = model(y)
+            b = model(y + a / (2 * steps))
+            c = model(y + b / (2 * steps))
+            y = y + (a + 2 * b + 2 * c + model(y + c / steps)) / (6 * steps)
+            solution[k + 1] = y
+        solution[-1].square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def filling(held: list[torch.Tensor]) -> Step:
+    """A buffer is written in two parts, and a model runs in between. A sum goes on from step to
+    step."""
+    layers = [nn.Linear(64, 64) for _ in range(12)]
+    optimizer = torch.optim.SGD([p for layer in layers for p in layer.parameters()], lr=0.1)
+    data, total = torch.rand(512, 64), [torch.zeros(1024)]
+
+    def step(i: int) -> None:
+        optimizer.zero_grad()
+        buffer, y = torch.empty(6, 512, 64), data.clone()
+        buffer[0] = y
+        for layer in layers:
+            y = layer(y).tanh()
+        buffer[1:] = y
+        (buffer[0] * buffer[1]).mean().backward()
+        total[0] = total[0] * 0.9 + data[i % 8].repeat(16)
+        optimizer.step()
+
+    return step
+
+
+def handing(held: list[torch.Tensor]) -> Step:
+    """Results that are used once, and names for them: of an operator that fills memory, and of one
+    without its first result. `held` tells which of them are there before the step ends."""
+    data, others = torch.rand(128, 128), [torch.rand(128, 128) for _ in range(8)]
+    gradient, x, weight = (torch.rand(1, 1, n, n) for n in (4, 131, 128))
+    convolution = [1], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [False, True, True]
+
+    def step(i: int) -> None:
+        made = []
+        for other in others:
+            product = torch.mul(data, other, out=torch.empty(128, 128))
+            _, a, _ = torch.ops.aten.convolution_backward(gradient, x, weight, *convolution)
+            made.append((product, a, product.exp() + a[0, 0]))
+        held[:] = [torch.tensor([dtr_alloc.is_resident(each[k]) for each in made]) for k in (0, 1)]
+        sum(y.sum() for _, _, y in reversed(made))
+
+    return step
+
+
 COUNTERS = (
     *(
         "planned",
         "plan_misses",
         "remaps",
+        "total_cost_seconds",
         "recompute_cost_seconds",
         "swap_seconds",
         "swapped_in_bytes",
     ),
-    *("evictions", "rematerializations", "searches"),
+    *("evictions", "rematerializations", "searches", "live_records"),
 )
 
 
@@ -323,6 +413,34 @@ class TestPlan:
         found = in_a_child(job, shape.budget(fraction), costs, debug="off")
         assert total(found, "planned", 4) > 0
         assert (total(found, "plan_misses", 4), total(found, "remaps", 4)) == (0, 0)
+
+    @pytest.mark.parametrize(
+        ("job", "budget"),
+        [("adapting", 2_360_000), ("integrating", 3_000_000), ("filling", 2_220_000)],
+    )
+    def test_a_planned_step_does_what_was_played(
+        self, job: str, budget: int, tmp_path: Path
+    ) -> None:
+        found = told_by(follow, job, budget, costs_of(job, tmp_path), STEPS // 2, {})
+        promised = re.search(r"following a plan .*\(repeats (.*)\)", found["learning"])
+        assert promised
+        own, again = (total(found, f"{of}_cost_seconds", 4) for of in ("total", "recompute"))
+        assert again / own == pytest.approx(float(promised[1]), abs=0.006)
+        assert total(found, "plan_misses", 4) == 0
+
+    def test_what_goes_on_from_step_to_step_has_no_history_without_end(
+        self, tmp_path: Path
+    ) -> None:
+        costs = costs_of("filling", tmp_path)
+        found = told_by(follow, "filling", 2_220_000, costs, 2 * STEPS, {})
+        assert total(found, "planned", 1) > 0
+        assert total(found, "live_records", STEPS) == 0
+
+    def test_a_plan_evicts_what_it_has_used_for_the_last_time(self, tmp_path: Path) -> None:
+        costs = costs_of("handing", tmp_path)
+        found = told_by(follow, "handing", 2_415_000, costs, STEPS, {})
+        assert total(found, "planned", 1) > 0
+        assert found["digest"] == hashlib.sha256(bytes(16)).hexdigest()
 
     @pytest.mark.long
     def test_a_job_that_keeps_something_of_each_step_gets_a_new_plan_in_time(
