@@ -32,7 +32,7 @@ constexpr uint32_t kMostTimes = 6;          // that it records in a row: with fe
 constexpr uint32_t kLongWindows = 500;
 constexpr uint64_t kRecorded = 3;     // steps, before they are played
 constexpr uint64_t kLooksOfStep = 4;  // while it is known, and has not been recorded so often
-// A gain below this share of a step's compute is none.
+// A gain below this share of a step's compute is none, so steps that cost no more have none.
 constexpr double kGain = 0.01;
 // What a step may repeat above what it did, as a share of it and of its own compute, before the job
 // is taken for another.
@@ -96,12 +96,6 @@ StepTuner::Mark StepTuner::now_with_room() const {
       price.map_ns * static_cast<double>(stats.mapped_chunks));
   mark.misses = engine.plan_misses + stats.remaps;
   return mark;
-}
-
-double StepTuner::repeats_since(const Mark& mark) const {
-  const Mark at = now();
-  return static_cast<double>(at.again_ns - mark.again_ns) /
-         static_cast<double>(std::max<int64_t>(at.own_ns - mark.own_ns, 1));
 }
 
 uint64_t StepTuner::evictions() const {
@@ -209,7 +203,7 @@ StepTuner::Next StepTuner::next(Recording& now, EngineCall& call) {
   }
   if (!is_known && !is_long) return std::nullopt;
   pace_ns_ = log_.cost_of_last(pace());
-  if (evictions() == now.evictions || repeats_since(recent_mark(now)) < WhatIf::kLeastGain) {
+  if (evictions() == now.evictions || cost_between(recent_mark(now), now_with_room()) < kGain) {
     if (evictions() == 0) times_ = 0;  // so far there was nothing to find
     stop_recording(call.deferred);
     log_.clear();
@@ -224,7 +218,7 @@ StepTuner::Next StepTuner::next(Recording& now, EngineCall& call) {
 // Until two steps repeat what is worth a look.
 StepTuner::Next StepTuner::next(Resting& now, EngineCall&) {
   const Mark begin = now.windows.begin;
-  if (!has_ended(now.windows) || repeats_since(begin) < WhatIf::kLeastGain) return std::nullopt;
+  if (!has_ended(now.windows) || cost_between(begin, now_with_room()) < kGain) return std::nullopt;
   return again(now.windows.count);
 }
 

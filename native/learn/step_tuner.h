@@ -5,8 +5,8 @@
 //  Recording  The op log is written, into memory. Every so often it is looked at whether a step was
 //             repeated at its end. Where none is, what was recorded last stands for the steps to come:
 //             it has no plan, but a policy.
-//  Resting    Next to nothing is computed again, so there is nothing to find, and no log, until
-//             something is.
+//  Resting    Steps take next to nothing beside their own compute, so there is nothing to find, and no
+//             log, until they do.
 //  Searching  What was recorded is played in other ways (what_if.h) on a thread of its own, while the
 //             job goes on. The search for the first plan has the job's priority, once: it is short.
 //  Following  What was found is followed, or, if nothing was, the options' policy. A policy decides as
@@ -179,7 +179,6 @@ class StepTuner final : public Tuner, public std::enable_shared_from_this<StepTu
   EvictionPolicy policy() const;
   Mark now() const;
   Mark now_with_room() const;
-  double repeats_since(const Mark& mark) const;
   uint64_t evictions() const;  // so far, swaps among them
   // The operators of a step, or what stands for one where none is repeated.
   uint64_t pace() const;
