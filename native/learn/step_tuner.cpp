@@ -215,10 +215,11 @@ StepTuner::Next StepTuner::next(Recording& now, EngineCall& call) {
   return Done{};
 }
 
-// Until two steps repeat what is worth a look.
+// Until two steps cost what is worth a look.
 StepTuner::Next StepTuner::next(Resting& now, EngineCall&) {
   const Mark begin = now.windows.begin;
-  if (!has_ended(now.windows) || cost_between(begin, now_with_room()) < kGain) return std::nullopt;
+  if (!has_ended(now.windows) || cost_between(begin, now.windows.begin) < kGain)
+    return std::nullopt;
   return again(now.windows.count);
 }
 

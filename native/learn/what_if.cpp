@@ -41,9 +41,11 @@ constexpr double kLessForAddresses = 0.97;
 // And where this share of the room is left, it has that, too.
 constexpr double kSpare = 0.01;
 
-// Less than this share of the job's own compute is no gain of a plan.
+// Less than this share of the job's own compute is no gain of a policy.
+constexpr double kLeastGain = 0.03;
+// And less than this is none of a plan.
 constexpr double kLeastPlanGain = 0.01;
-// And less than that is none of one more plan.
+// And this of one more plan.
 constexpr double kLittle = 0.002;
 // Of the memory, for the schedules that plans are made of.
 constexpr double kPlanShares[] = {1.06, 1.03, 1, 0.99, 0.98, 0.97, 0.96, 0.94, 0.92, 0.9};

@@ -44,9 +44,6 @@ struct SearchProgress {
 // find the same.
 class WhatIf {
  public:
-  // Less than this share of the job's own compute is no gain that shows.
-  static constexpr double kLeastGain = 0.03;
-
   // progress.cancelled: ends what is asked for between two plays, with what is known by then.
   WhatIf(const JobProgram& program, const SimulatedMemory& memory, SearchProgress& progress)
       : program_(program), memory_(memory), progress_(progress) {}
