@@ -43,7 +43,7 @@ with dtr_alloc.session(log=log, device="cpu"), torch.no_grad():
     z.topk(3)
     del x, y, z
 operators = [
-    (type(i).__name__, i.name, getattr(i, "args", ()), getattr(i, "results", ()))
+    (type(i).__name__, i.name, i.args, getattr(i, "result", ()))
     for i in oplog.read(Path(log))
     if isinstance(i, oplog.Call | oplog.Mutate)
 ]
