@@ -145,7 +145,8 @@ def test_a_device_that_holds_memory_and_no_block_has_its_row_and_no_models(tmp_p
 
 
 def test_no_model_needs_less_than_the_exact_one(tmp_path):
-    trace_file.write(made_up_trace.training(steps=1), tmp_path / "job.trace")
+    trace = made_up_trace.without_segments(made_up_trace.a_life(), device=0)
+    trace_file.write(trace, tmp_path / "job.trace")
     done = fragment("report", tmp_path / "job.trace", "--json", "-")
     recorded, *models = json.loads(done.stdout)["traces"][0]["rows"]
     assert [row["name"] for row in models] == list(MODELS)

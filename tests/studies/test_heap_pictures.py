@@ -122,7 +122,7 @@ class TestTheMap:
 
 
 def test_a_thinned_line_keeps_its_peaks():
-    series = report.recorded(made_up_trace.fragmented()).series
+    series = report.recorded(made_up_trace.a_life(devices=1)).series
     for name in ("event", "time_ns", "live_bytes", "reserved_bytes"):
         column = getattr(series, name)
         while len(column) < 3 * charts.MOST_POINTS:
@@ -136,7 +136,7 @@ def test_a_thinned_line_keeps_its_peaks():
 
 class TestTheCommand:
     def test_it_draws_each_picture_and_writes_the_numbers(self, tmp_path):
-        trace = made_up_trace.training()
+        trace = made_up_trace.a_life(devices=1)
         trace_file.write(trace, tmp_path / "job.trace")
         json_file, out = tmp_path / "report.json", tmp_path / "pictures"
         options = ("--model", "first-fit", "--maps", "--json", json_file, "--out", out)
@@ -162,12 +162,12 @@ class TestTheCommand:
         assert max(row["series"]["live_bytes"]) == row["peak_live_bytes"]
 
     def test_two_traces_of_one_name_have_pictures_of_their_own(self):
-        trace = made_up_trace.fragmented(rounds=1)
+        trace = made_up_trace.a_life(devices=1)
         found = [part for name in ("a b", "job", "job") for part in report.reports(name, trace)]
         assert stems(found) == ["a-b", "job", "job~2"]
 
     def test_all_of_it_is_on_one_page_that_stands_alone(self, tmp_path):
-        trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")
+        trace_file.write(made_up_trace.a_life(devices=1), tmp_path / "job.trace")
         path = tmp_path / "new" / "report.html"
         fragment("report", tmp_path / "job.trace", "--model", "pytorch", "--page", path)
         text = path.read_text()
@@ -178,7 +178,7 @@ class TestTheCommand:
         assert set(sources) == {"data:image/png;base64,"}, "the maps"
 
     def test_a_file_where_the_folder_should_be_is_an_error(self, tmp_path):
-        trace_file.write(made_up_trace.fragmented(rounds=1), tmp_path / "job.trace")
+        trace_file.write(made_up_trace.a_life(devices=1), tmp_path / "job.trace")
         path = tmp_path / "job.trace"
         done = fragment("report", path, "--out", path, status=2)
         assert "which is no folder" in done.output

@@ -68,7 +68,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def page_of_a_trace() -> str:
-    found = report.reports("a job", made_up_trace.training())
+    found = report.reports("a job", made_up_trace.a_life(devices=1))
     return report.page(found, maps=True)
 
 
