@@ -17,11 +17,12 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
-from dtr_alloc._core import ffi, lib
-from dtr_alloc._lab import ffi as of_lab
-from dtr_alloc._lab import lib as toys
+from native_pool import NativePool, PoolError, ffi, lib
+from toy import CONSTANT, READ, Tensor, Toy, engine_options, release, toys
 
 from native import build_core
 
@@ -106,90 +107,30 @@ class Misuse(Exception):
     """The interface did what it must not."""
 
 
-class Job:
-    """Tensors and operators of one engine."""
+class Job(Toy):
+    """Operators of one engine, which fail where memory is short."""
 
-    def __init__(self, log: int, engine: Any):
+    def __init__(self, log: int):
+        super().__init__(NativePool("host", budget=256 * KIB, reserve=1 << 20))
         self.log = log
-        self.core = of_lab.cast("const dtr_core *", lib.dtr_engine_core(engine))
-        if lib.dtr_engine_connect(engine, toys.dtr_toy_table()) != lib.DTR_OK:
-            raise Misuse(message())
-        self.framework = toys.dtr_toy_create(self.core)
-        out = of_lab.new("dtr_frame **")
-        self.core.frame_create(self.core.engine, out)
-        self.frame = out[0]
-        self.tensors: list[Any] = []
+        self.tensors: list[Tensor] = []
 
-    def note(self, what: str) -> None:
+    def attempt(self, what: str, action: Callable[[], list[Tensor] | None]) -> None:
+        """Notes an action, and keeps the tensors that it makes."""
         os.write(self.log, f"{what} of {self.framework}\n".encode())
+        with suppress(PoolError):
+            self.tensors += action() or []
 
-    def tensor(self) -> Any:
-        """NULL if it does not fit."""
-        self.note("a tensor")
-        out, why = of_lab.new("dtr_toy_tensor **"), of_lab.new("const char **")
-        toys.dtr_toy_make(self.framework, 0, -1, 0, 4, WORDS, out, why)
-        return out[0]
+    def new_tensor(self) -> None:
+        self.attempt("a tensor", lambda: [self.unseen(WORDS)])
 
-    def keep(self, *tensors: Any) -> None:
-        self.tensors += [tensor for tensor in tensors if tensor]
+    def op(self, arguments: list[tuple[Tensor, int]], results: int, **options: bool) -> None:
+        call = partial(self.run, "op", *arguments, results=[WORDS] * results, **options)
+        self.attempt(f"an op of {len(arguments)} tensors with {options}", call)
 
     def release_one(self) -> None:
-        self.note("a release")
         if self.tensors:
-            toys.dtr_toy_release(self.tensors.pop(0))
-
-    def op(self, arguments: list[tuple[Any, int]], flags: int, results: int) -> None:
-        """One operator. It fails where memory is short."""
-        self.note(f"an op of {len(arguments)} tensors with flags {flags}")
-        core, frame = self.core, self.frame
-        buffer = core.frame_buffer(frame, 8)
-        for i, (tensor, use) in enumerate(arguments):
-            buffer[i] = number_of(tensor) | use
-        need = core.op_begin(frame, len(arguments), flags, 7)
-        if need < 0:
-            return
-        while need & lib.DTR_NEED_WORK and (work := core.op_prepare(frame)):
-            if work < 0 or not self.run_stack():
-                core.op_abort(frame, 0)
-                return
-        new = [self.tensor() for _ in range(results)]
-        buffer = core.frame_buffer(frame, 8)
-        for i, tensor in enumerate(new):
-            buffer[i] = number_of(tensor)
-        if core.op_end(frame, results, flags, 100, ffi.cast("void *", 1 + results)) < 0:
-            core.op_abort(frame, 1)
-        self.keep(*new)
-
-    def run_stack(self) -> bool:
-        """Whether it is empty."""
-        core, frame = self.core, self.frame
-        while core.remat_next(frame) > 0:
-            step = core.frame_step(frame, 4 * LENGTH)
-            tensors = step[1 + 2 * step[0]]
-            results = int(ffi.cast("intptr_t", core.step_closure(frame))) - 1
-            made = [self.tensor() for _ in range(tensors + results)]
-            for i, tensor in enumerate(made):
-                step[i] = number_of(tensor)
-            done = core.remat_commit(frame, tensors, results)
-            for tensor in filter(None, made):
-                toys.dtr_toy_release(tensor)
-            if done < 0:
-                break
-        else:
-            return True
-        core.remat_abort(frame)
-        return False
-
-    def all_back(self) -> None:
-        self.note("all that is evicted")
-        while self.core.remat_want_any(self.frame) > 0 and self.run_stack():
-            pass
-        self.core.remat_abort(self.frame)
-
-    def end(self) -> None:
-        while self.tensors:
-            self.release_one()
-        self.core.frame_destroy(self.frame)
+            self.attempt("a release", self.tensors.pop(0).release)
 
 
 class World:
@@ -244,17 +185,12 @@ class World:
         options.driver = text
         return self.made("dtr_pool_create", "dtr_pool", options)
 
-    def engine_options(self, **fields: Any) -> Any:
-        options = ffi.new("dtr_engine_options *", {"history_ops": 1 << 20, **fields})
-        options.heuristic = {"cost": lib.DTR_COST_COMPONENT, "size": 1, "recompute_factor": 1}
-        return options
-
-    def engine(self, **fields: Any) -> Any:
-        engine = self.made("dtr_engine_create", "dtr_engine", self.engine_options(**fields))
-        pool = self.pool()
-        self.call("dtr_engine_add_pool", engine, 0, -1, pool)
-        self.jobs[number_of(engine)] = Job(self.log, engine)
-        return engine
+    def job(self) -> Job:
+        job = Job(self.log)
+        self.alive["dtr_engine"].append(job.engine)
+        self.alive["dtr_pool"].append(job.pool.handle)
+        self.jobs[number_of(job.engine)] = job
+        return job
 
     def array(self, kind: str, values: Any = LENGTH) -> Any:
         array = ffi.new(f"{kind}[]", values)
@@ -268,7 +204,7 @@ class World:
             made.driver = self.array("char", b"host")
             made.budget_bytes = 64 * KIB
         elif kind == "dtr_engine_options":
-            made = self.engine_options()
+            made = engine_options("dtr-eqclass")
         elif kind == "dtr_cost":
             made = self.array("dtr_cost", LENGTH)
             for i in range(LENGTH):
@@ -310,10 +246,10 @@ class World:
     def fill(self) -> None:
         """At least one object of each kind that is alive, and one that is not."""
         for _ in range(2):
-            engine = self.engine()
-            job = self.jobs[number_of(engine)]
-            job.keep(*(job.tensor() for _ in range(4)))
-            job.op([(job.tensors[0], lib.DTR_USE_READ)], lib.DTR_OP_RECOMPUTABLE, 1)
+            job = self.job()
+            for _ in range(4):
+                job.new_tensor()
+            job.op([(job.tensors[0], READ)], 1)
             pool = self.pool()
             self.allocate(pool)
             for function in FUNCTIONS:
@@ -322,7 +258,7 @@ class World:
             for kind in sorted(OPAQUE):
                 if not self.alive[kind]:
                     raise Misuse(f"nothing here makes a {kind}: say how, in World")
-            self.call("dtr_evict", engine, toys.dtr_toy_handle(job.tensors[-1]))
+            self.call("dtr_evict", job.engine, job.tensors[-1].handle)
         self.destroy_some()
 
     def allocate(self, pool: Any) -> Any:
@@ -346,7 +282,7 @@ class World:
         if kind == "dtr_pool":
             handle = self.pool()
         elif kind == "dtr_engine":
-            handle = self.made("dtr_engine_create", kind, self.engine_options())
+            handle = self.made("dtr_engine_create", kind, engine_options("dtr-eqclass"))
         else:
             raise Misuse(f"nothing here destroys a {kind}: say how, in World")
         if self.call(DESTROYERS[kind], handle) != lib.DTR_OK:
@@ -397,8 +333,8 @@ class World:
     def good_address(self, name: str, of: Any, pick: Callable[[list], Any]) -> Any:
         if name in ("tensor", "handle"):
             job = self.jobs.get(number_of(of))
-            tensor = pick(job.tensors) if job and job.tensors else ffi.NULL
-            return toys.dtr_toy_handle(tensor) if tensor and name == "handle" else tensor
+            tensor = pick(job.tensors) if job and job.tensors else None
+            return getattr(tensor, "pointer" if name == "tensor" else name, ffi.NULL)
         if name == "framework":
             return ffi.cast("void *", self.foreign)
         if name == "host" and self.hosts:
@@ -430,7 +366,8 @@ class World:
     def finish(self) -> None:
         """All that is left can be taken apart: nothing was lost, nothing locked for ever."""
         for job in self.jobs.values():
-            job.end()
+            release(*job.held.values())
+            job.core.frame_destroy(job.frame)
         for end, owner in self.owners:
             if owner.engine in self.alive["dtr_engine"]:
                 self.done(end, owner)
@@ -599,7 +536,7 @@ class Sequence:
         world.fill()
         uniform = [f for f in FUNCTIONS if f.name != "dtr_cuda_probe"]
         own = [*[self.op] * 4, *[self.evict] * 5, *[self.all_back] * 2]
-        own += [self.new_tensor, self.allocate]
+        own += [lambda: self.job().new_tensor(), self.allocate]
         for _ in range(steps):
             if self.random.random() < 0.6:
                 self.random.choice(own)()
@@ -620,30 +557,29 @@ class Sequence:
     def job(self) -> Job:
         return self.random.choice(list(self.world.jobs.values()))
 
-    def new_tensor(self) -> None:
-        job = self.job()
-        job.keep(job.tensor())
-
     def allocate(self) -> None:
         self.world.allocate(self.one("dtr_pool"))
 
     def op(self) -> None:
         job, rng = self.job(), self.random
         tensors = rng.sample(job.tensors, min(len(job.tensors), rng.randrange(4)))
-        reads = [lib.DTR_USE_READ] * 3
-        arguments = [(t, rng.choice([*reads, *range(lib.DTR_USE_CONSTANT + 1)])) for t in tensors]
-        flags = rng.choice([lib.DTR_OP_RECOMPUTABLE] * 4 + [0, 2, 3])
-        job.op(arguments, flags, rng.choice([0, 1, 1, 1, 2]))
+        uses = [*[READ] * 3, *range(CONSTANT + 1)]
+        job.op(
+            [(tensor, rng.choice(uses)) for tensor in tensors],
+            rng.choice([0, 1, 1, 1, 2]),
+            recomputable=rng.random() < 0.7,
+            keeps_old=rng.random() < 0.3,
+        )
 
     def all_back(self) -> None:
-        self.job().all_back()
+        job = self.job()
+        job.attempt("all that is evicted", job.materialize_all)
 
     def evict(self) -> None:
         engine = self.one("dtr_engine")
         job = self.world.jobs.get(number_of(engine))
         if job and job.tensors:
-            handle = toys.dtr_toy_handle(self.random.choice(job.tensors))
-            self.world.call("dtr_evict", engine, handle)
+            self.world.call("dtr_evict", engine, self.random.choice(job.tensors).handle)
 
     # ---- any call ----
 

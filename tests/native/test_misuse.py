@@ -3,7 +3,7 @@ hangs, and afterwards the rules hold (misuse.py, which runs in processes of its 
 
 To run it for longer, from the repository's root:
 
-    python tests/native/misuse.py LOG sequences FIRST LAST
+    PYTHONPATH=.:tests/allocator python tests/native/misuse.py LOG sequences FIRST LAST
 
 with the first seed and the one behind the last, ten or so a second; LOG is a file, whose last
 line is the call at which the process died. The same under sanitizers:
@@ -13,6 +13,7 @@ line is the call at which the process died. The same under sanitizers:
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,10 +29,9 @@ def run(tmp_path, *arguments):
     """Runs misuse.py; what it printed. Fails with the last call if it died."""
     log = tmp_path / "calls"
     script = ROOT / "tests/native/misuse.py"
-    paths = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
     line = ("-X", "faulthandler", script, log, *arguments)
     try:
-        done = python(*line, status=None, timeout=HANG, PYTHONPATH=paths)
+        done = python(*line, status=None, timeout=HANG, PYTHONPATH=os.pathsep.join(sys.path))
         why = f"exit status {done.returncode}\n{done.stderr[-3000:]}"
     except subprocess.TimeoutExpired:
         why = f"a call has not returned for {HANG} s"
