@@ -94,7 +94,9 @@ def taken(lifetimes, addresses) -> list[tuple[Lifetime, tuple[int, int]]]:
 
 @settings(max_examples=400)
 @given(lifetimes=LIFETIMES, obstacles=obstacles_apart(), limit=st.integers(0, 120))
-def test_every_address_is_a_gap_below_the_limit(layouts, lifetimes, obstacles, limit):
+def test_an_address_is_a_gap_below_the_limit_and_what_has_none_fits_nowhere(
+    layouts, lifetimes, obstacles, limit
+):
     addresses, missing = layouts.lay_out(lifetimes, obstacles, limit)
     blocks = taken(lifetimes, addresses)
     for (a, place), (b, other) in combinations(blocks, 2):
@@ -103,25 +105,10 @@ def test_every_address_is_a_gap_below_the_limit(layouts, lifetimes, obstacles, l
         assert place[1] <= limit
         assert all(apart(place, obstacle) for obstacle in obstacles)
     without = [of for of, at in zip(lifetimes, addresses, strict=True) if at is None]
+    for of in without:
+        busy = [*obstacles, *(place for other, place in blocks if of.overlaps(other))]
+        assert layouts.gap(sorted(busy), of.size) + of.size > limit
     assert missing == sum(of.size for of in without)
-
-
-@given(lifetimes=LIFETIMES, obstacles=obstacles_apart(), limit=st.integers(0, 120))
-def test_what_has_no_address_fits_nowhere_beside_the_others(layouts, lifetimes, obstacles, limit):
-    addresses, _ = layouts.lay_out(lifetimes, obstacles, limit)
-    blocks = taken(lifetimes, addresses)
-    for of, at in zip(lifetimes, addresses, strict=True):
-        if at is None:
-            busy = [*obstacles, *(place for other, place in blocks if of.overlaps(other))]
-            assert layouts.gap(sorted(busy), of.size) + of.size > limit
-
-
-@given(lifetimes=LIFETIMES, obstacles=obstacles_apart())
-def test_above_the_obstacles_there_is_room_for_the_sum_of_all_sizes(layouts, lifetimes, obstacles):
-    limit = sum(of.size for of in lifetimes) + max((end for _, end in obstacles), default=0)
-    addresses, missing = layouts.lay_out(lifetimes, obstacles, limit)
-    assert None not in addresses
-    assert missing == 0
 
 
 @given(
@@ -139,39 +126,16 @@ def test_a_gap_is_the_lowest_one(layouts, busy, size):
     assert layouts.gap(ranges, size) == next(at for at in range(200) if is_free(at))
 
 
-class TestKnownOnes:
-    def first_fit(self, layouts, order, limit) -> int:
-        """The bytes that find no place in this order, each at the lowest."""
-        placed: list[tuple[Lifetime, tuple[int, int]]] = []
-        missing = 0
-        for of in order:
-            busy = sorted(place for other, place in placed if of.overlaps(other))
-            at = layouts.gap(busy, of.size)
-            if at + of.size > limit:
-                missing += of.size
-            else:
-                placed.append((of, (at, at + of.size)))
-        return missing
-
-    def test_what_first_fit_cuts_into_pieces_is_laid_out_without_a_hole(self, layouts):
-        """The short one below leaves a hole that the large one does not fit in; at each moment from
-        2 on all 4 are in use, so that no layout needs less."""
-        lifetimes = [Lifetime(0, 1, 1), Lifetime(1, 5, 1), Lifetime(2, 5, 3)]
-        assert self.first_fit(layouts, lifetimes, 4) == 3, "in the order of their allocation"
-        addresses, missing = layouts.lay_out(lifetimes, [], 4)
-        assert missing == 0
-        assert addresses == [0, 3, 0]
-        assert layouts.lay_out(lifetimes, [], 3)[1] == 1, "the least that can be missing"
-
-    def test_those_that_found_no_place_go_first_in_the_next_round(self, layouts):
-        """No order of sizes, lifetimes or their products finds it at once."""
-        lifetimes = [Lifetime(6, 7, 4), Lifetime(0, 4, 1), Lifetime(0, 1, 4), Lifetime(2, 7, 1)]
-
-        def length(of: Lifetime) -> int:
-            return of.end - of.begin + 1
-
-        orders = (lambda of: of.size, lambda of: of.size * length(of), length)
-        for weight in orders:
-            order = sorted(lifetimes, key=weight, reverse=True)
-            assert self.first_fit(layouts, order, 5) > 0
-        assert layouts.lay_out(lifetimes, [], 5)[1] == 0
+@pytest.mark.parametrize(
+    ("lifetimes", "limit", "missing"),
+    [
+        # Where the first one is laid lowest, as it comes first, the last one finds no place.
+        ([(0, 1, 1), (1, 5, 1), (2, 5, 3)], 4, 0),
+        ([(0, 1, 1), (1, 5, 1), (2, 5, 3)], 3, 1),
+        # In no order of sizes, lifetimes or their products all find one at once: those that did not
+        # go first in the next round.
+        ([(6, 7, 4), (0, 4, 1), (0, 1, 4), (2, 7, 1)], 5, 0),
+    ],
+)
+def test_the_least_is_missing_where_first_fit_leaves_more(layouts, lifetimes, limit, missing):
+    assert layouts.lay_out([Lifetime(*of) for of in lifetimes], [], limit)[1] == missing
