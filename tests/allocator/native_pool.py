@@ -5,6 +5,7 @@ from random import Random
 from typing import Any
 
 from dtr_alloc import _core
+from dtr_alloc.pools import Pools
 
 ffi, lib = _core.ffi, _core.lib
 
@@ -161,6 +162,13 @@ class NativePool:
 
     def verify(self) -> None:
         check(lib.dtr_pool_check_invariants(self.handle))
+
+
+def pools_of(*pools: NativePool) -> Pools:
+    """These as the pools of a process."""
+    made = Pools.__new__(Pools)
+    made.device_type, made.handles = "host", [pool.handle for pool in pools]
+    return made
 
 
 def move_some(engine: Any, pool: Any, seed: int, count: int) -> int:

@@ -6,29 +6,11 @@ from array import array
 
 import pytest
 from made_up_trace import live_at_end
-from native_pool import IN_USE, NO_LIMIT, NativePool, OutOfMemory, check, ffi, lib
+from native_pool import IN_USE, NO_LIMIT, NativePool, OutOfMemory, check, ffi, lib, pools_of
 
 from dtr_alloc.fragment.ranges import Ranges
 from dtr_alloc.traces import recording, ring, trace_file
 from dtr_alloc.traces.trace import COLUMNS, Kind
-
-
-class PoolsOf:
-    """What a recording wants to know of pools."""
-
-    device_type = "host"
-
-    def __init__(self, *pools):
-        self.handles = [pool.handle for pool in pools]
-
-    def stats(self):
-        names = ("budget_bytes", "total_bytes", "chunk_bytes")
-        found = []
-        for handle in self.handles:
-            stats = ffi.new("dtr_pool_stats *")
-            lib.dtr_pool_get_stats(handle, stats)
-            found.append({name: int(getattr(stats, name)) for name in names})
-        return found
 
 
 @pytest.fixture
@@ -43,7 +25,7 @@ def record(tmp_path):
             return trace
 
     def begin(*pools, name_of=str, only_at_oom=False):
-        made = Here(PoolsOf(*pools), tmp_path / "some.trace", "light", name_of, only_at_oom)
+        made = Here(pools_of(*pools), tmp_path / "some.trace", "light", name_of, only_at_oom)
         made.start()
         return made
 
@@ -206,13 +188,13 @@ def test_the_last_events_before_a_failure_are_a_trace_that_begins_with_what_was_
 
 def test_a_recording_without_a_failure_leaves_no_file(record, tmp_path):
     with NativePool("simulated") as pool:
-        made = recording.Recording(PoolsOf(pool), tmp_path / "t", "light", str, only_at_oom=True)
+        made = recording.Recording(pools_of(pool), tmp_path / "t", "light", str, only_at_oom=True)
         made.start()
         pool.free(pool.allocate(100))
         made.stop()
         assert not (tmp_path / "t").exists()
         (tmp_path / "t").write_text("of an earlier job")
-        made = recording.Recording(PoolsOf(pool), tmp_path / "t", "light", str, only_at_oom=True)
+        made = recording.Recording(pools_of(pool), tmp_path / "t", "light", str, only_at_oom=True)
         made.start()
         made.stop()
         assert (tmp_path / "t").read_text() == "of an earlier job"
@@ -303,6 +285,6 @@ def test_a_full_disk_ends_the_recording_and_not_the_job(record, capsys, monkeypa
 def test_one_file_is_one_recording(record, tmp_path, capsys):
     with NativePool("simulated") as pool:
         recorded = record(pool)
-        assert recording.start(PoolsOf(pool), tmp_path / "some.trace", "light") is None
+        assert recording.start(pools_of(pool), tmp_path / "some.trace", "light") is None
         assert "is being written by another process" in capsys.readouterr().err
         recorded.stop()

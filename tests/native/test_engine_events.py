@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 from native_fixtures import on_threads
-from test_event_log import PoolsOf
+from native_pool import pools_of
 from toy import WORDS, Failure, fail, never, op_key, release
 
 from dtr_alloc.traces import trace_file
@@ -14,7 +14,7 @@ from dtr_alloc.traces.trace import Kind
 
 def record(toy, path, *names):
     keys = {op_key(name): name for name in names}
-    recorded = Recording(PoolsOf(toy.pool), path, "budget", lambda key: keys.get(key, "?"))
+    recorded = Recording(pools_of(toy.pool), path, "budget", lambda key: keys.get(key, "?"))
     recorded.start()
     return recorded
 

@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from native_pool import MIB, check, ffi, lib
+from native_pool import MIB, NativePool, check, ffi, lib, pools_of
 
 from dtr_alloc import pools
 from dtr_alloc.config import UNLIMITED_BYTES, Budget, Config, ConfigError, given_settings
@@ -15,21 +15,15 @@ GIB = 1 << 30
 @pytest.fixture
 def two_devices(fake_cuda):
     """Pools of two devices, of 1 GiB and of 2 GiB."""
-    made = pools.Pools.__new__(pools.Pools)
-    made.device_type, made.config, made.handles = "cuda", Config(), []
     fake_cuda.set_devices(2)
-    options, out = ffi.new("dtr_pool_options *"), ffi.new("dtr_pool **")
-    driver = ffi.new("char[]", b"cuda")
-    options.driver, options.budget_bytes = driver, UNLIMITED_BYTES
+    made = []
     for index, total in enumerate((GIB, 2 * GIB)):
         fake_cuda.set_memory(total)
-        options.device = index
-        check(lib.dtr_pool_create(options, out))
-        made.handles.append(out[0])
-    yield made
-    made.check_invariants()
-    for handle in made.handles:
-        check(lib.dtr_pool_destroy(handle))
+        made.append(NativePool("cuda", device=index))
+    yield pools_of(*made)
+    for pool in made:
+        pool.verify()
+        pool.destroy()
 
 
 @pytest.fixture
