@@ -6,9 +6,8 @@ On the stand-in for libcuda (stream_toy.py). Needs the core and a C++ compiler.
 import pytest
 from native_pool import OutOfMemory, check, ffi, lib
 from stream_toy import LARGE, A, B
+from test_costs import known
 from toy import MUTATE, WORD, line, measured
-
-from dtr_alloc import _core
 
 
 def test_an_evicted_block_waits_for_every_stream_that_used_it(make_stream_toy, fake_cuda):
@@ -101,19 +100,14 @@ def test_one_stream_waits_for_nothing(make_stream_toy, fake_cuda):
 class TestTimes:
     """What operators cost is read from events, some operators later, without waiting."""
 
-    def costs(self, toy):
-        entries = _core.ffi.new("dtr_cost[]", 64)
-        count = lib.dtr_engine_get_costs(toy.engine, entries, 64)
-        return {entries[i].op_key: entries[i] for i in range(count)}
-
     def test_they_are_what_the_device_says(self, make_stream_toy, fake_cuda):
         toy = make_stream_toy(64, price=measured)
         fake_cuda.hold(0)
         with toy.on(A):
             made = [toy.unseen(LARGE)]
             made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(40)]
-        (known,) = self.costs(toy).values()
-        assert known.readings >= 8
+        ((_, _, readings),) = known(toy).values()
+        assert readings >= 8
         assert toy.pool.stats().host_waits == 0
 
     def test_nothing_is_known_while_the_device_is_late(self, make_stream_toy, fake_cuda):
@@ -122,11 +116,11 @@ class TestTimes:
         with toy.on(A):
             made = [toy.unseen(LARGE)]
             made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(40)]
-            assert self.costs(toy) == {}
+            assert known(toy) == {}
             assert toy.stats().total_cost_ns == 40 * round(2 * LARGE * WORD / 1000)
             fake_cuda.hold(0)
             made += [toy.one("f", made[0], words=LARGE, parameter=i) for i in range(20)]
-        assert len(self.costs(toy)) == 1
+        assert len(known(toy)) == 1
 
 
 class TestCapture:

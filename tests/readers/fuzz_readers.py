@@ -28,7 +28,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing import Pipe, get_context
 from pathlib import Path
@@ -250,21 +250,38 @@ def run_case(name: str, number: int, folder: Path) -> None:
 # ---- many cases, in processes that may die ----
 
 
-def _work(pipe: Any, folder: Path, names: list[str], numbers: Iterable[int]) -> None:
+def _work(pipe: Any, folder: str, name: str, number: int) -> None:
     os.setpgid(0, 0)
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + ADDRESS_SPACE,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    # A process that dies leaves its files there.
+    fault = None
+    try:
+        run_case(name, number, Path(folder))
+    except BaseException:
+        fault = traceback.format_exc()
+    pipe.send(fault)
+
+
+def fault_of(folder: Path, name: str, number: int) -> str | None:
+    """What is wrong with a case, in a process of its own, which it may end."""
+    pipe, theirs = Pipe(duplex=False)
     with tempfile.TemporaryDirectory(dir=folder) as own:
-        for name, number in ((name, number) for number in numbers for name in names):
-            pipe.send((name, number, None))
-            try:
-                run_case(name, number, Path(own))
-            except BaseException:
-                pipe.send((name, number, traceback.format_exc()))
-    pipe.send(None)
+        process = get_context("fork").Process(target=_work, args=(theirs, own, name, number))
+        process.start()
+        theirs.close()
+        fault = f"silent for {SILENCE_S} seconds"
+        try:
+            if pipe.poll(SILENCE_S):
+                fault = pipe.recv()
+            else:
+                process.kill()
+            process.join()
+        except EOFError:
+            process.join()
+            fault = f"the process ended with {process.exitcode}"
+    return fault
 
 
 def fuzz(
@@ -282,37 +299,14 @@ def fuzz(
     ran: Counter[str] = Counter()
     found: dict[str, str] = {}
 
-    def follow(number: int) -> None:
-        """Cases from this number on, in one process after the other: a case may end its own."""
-        while number < last and time.monotonic() < until:
-            pipe, theirs = Pipe(duplex=False)
-            left = itertools.takewhile(
-                lambda number: number < last and time.monotonic() < until,
-                itertools.count(number, jobs),
-            )
-            arguments = (theirs, folder, names or list(TARGETS), left)
-            process = get_context("fork").Process(target=_work, args=arguments)
-            process.start()
-            theirs.close()
-            reason = f"silent for {SILENCE_S} seconds"
-            try:
-                while pipe.poll(SILENCE_S):
-                    told = pipe.recv()
-                    if told is None:
-                        process.join()
-                        return
-                    name, number, fault = told
-                    if fault is None:
-                        ran[name] += 1
-                    else:
-                        found[f"{name}:{number}"] = fault
-            except EOFError:
-                process.join()
-                reason = f"the process ended with {process.exitcode}"
-            process.kill()
-            process.join()
-            found[f"{name}:{number}"] = reason
-            number += jobs
+    def follow(first: int) -> None:
+        for number in itertools.count(first, jobs):
+            for name in names or TARGETS:
+                if number >= last or time.monotonic() > until:
+                    return
+                ran[name] += 1
+                if fault := fault_of(folder, name, number):
+                    found[f"{name}:{number}"] = fault
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(follow, range(seed, seed + jobs)))
