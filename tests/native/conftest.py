@@ -30,8 +30,9 @@ def make_toy():
     and nothing is left of them."""
     made = []
 
-    def make(pages=64, kind=Toy, driver="host", chunk=0, **options):
-        made.append(kind(NativePool(driver, budget=pages * PAGE, chunk=chunk), **options))
+    def make(pages=64, kind=Toy, driver="host", chunk=0, placement=0, **options):
+        pool = NativePool(driver, budget=pages * PAGE, chunk=chunk, placement=placement)
+        made.append(kind(pool, **options))
         made[-1].verifies = True
         return made[-1]
 

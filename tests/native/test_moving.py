@@ -121,20 +121,15 @@ def test_compacting_gathers_what_is_free_at_the_end(make_chunked_toy):
 
 
 @pytest.fixture
-def make_chunked_toy():
+def make_chunked_toy(make_toy):
     """Engines on pools with a budget in chunks; unless told otherwise fixed ones, whose addresses
     are as many as its bytes."""
-    made = []
 
-    def make(chunks, kind=Toy, fixed=1, **options):
-        pool = NativePool("host", budget=chunks * CHUNKS, chunk=CHUNKS, fixed=fixed)
-        made.append(kind(pool, **options))
-        made[-1].verifies = True
-        return made[-1]
+    def make(chunks, fixed=1, **options):
+        driver = "host-fixed" if fixed else "host"
+        return make_toy(chunks * CHUNKS // PAGE, driver=driver, chunk=CHUNKS, **options)
 
-    yield make
-    for toy in made:
-        toy.finish()
+    return make
 
 
 def every_other(toy, count, words=CHUNKS // WORD):

@@ -1,8 +1,7 @@
 """Which end of the heap the engine asks for (eviction/placement_hint.h)."""
 
 import pytest
-from native_pool import NativePool
-from toy import MUTATE, PAGE, WORDS, Failure, Toy, fail
+from toy import MUTATE, PAGE, WORDS, Failure, fail
 
 PAGES = 64
 EXPENSIVE, CHEAP = 1_000_000, 1_000
@@ -13,18 +12,9 @@ def price(operator):
 
 
 @pytest.fixture
-def run_on():
+def run_on(make_toy):
     """Makes engines with a fixed pool of a placement."""
-    made = []
-
-    def run(placement):
-        pool = NativePool("host-fixed", budget=PAGES * PAGE, placement=placement)
-        made.append(Toy(pool, price=price))
-        return made[-1]
-
-    yield run
-    for toy in made:
-        toy.finish()
+    return lambda placement: make_toy(PAGES, driver="host-fixed", placement=placement, price=price)
 
 
 def taught(run_on, placement=2):
