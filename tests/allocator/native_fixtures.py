@@ -1,14 +1,15 @@
 """What the tests of the core share: compiled helpers and the stand-in for libcuda."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from threading import Thread
 
 import pytest
 from cffi import FFI
-from native_pool import MIB, NativePool, check, ffi, lib
+from native_pool import MIB, DriverFailed, NativePool, OutOfMemory, PoolError, check, ffi, lib
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT_OF_MEMORY, UNKNOWN = 2, 999  # errors of the driver (CUresult)
@@ -120,6 +121,18 @@ class FakeCuda:
 
     def failed(self) -> str:
         return self._ffi.string(self._lib.fake_cuda_failed_call()).decode()
+
+    @contextmanager
+    def failing(self, call: int, error: int = UNKNOWN) -> Iterator[list[PoolError]]:
+        """While one of the next calls fails, by its number. Lists what the core says of that."""
+        said: list[PoolError] = []
+        self.fail_call(call, error)
+        try:
+            yield said
+        except (DriverFailed, OutOfMemory) as failure:
+            said.append(failure)
+        finally:
+            self.fail_call(0, 0)
 
     def violations(self) -> list[str]:
         found = []

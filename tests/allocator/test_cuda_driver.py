@@ -200,18 +200,14 @@ def test_a_peer_that_is_refused_gets_nothing_that_comes(fake_cuda):
         with pytest.raises(DriverFailed, match="cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE"):
             pool.add_peer(2)
         for n in range(1, 20):
-            fake_cuda.fail_call(n, UNKNOWN)
-            try:
+            with fake_cuda.failing(n) as said:
                 pool.add_peer(1)
-            except DriverFailed:
-                blocks.append(pool.allocate(256))
-                fake_cuda.fail_call(0, 0)
-                assert not fake_cuda.is_shown(blocks[-1], 256, 1)
-                pool.free(blocks.pop())
-                pool.trim()
-                continue
-            break
-        fake_cuda.fail_call(0, 0)
+            if not said:
+                break
+            blocks.append(pool.allocate(256))
+            assert not fake_cuda.is_shown(blocks[-1], 256, 1)
+            pool.free(blocks.pop())
+            pool.trim()
         assert n > 3
         assert fake_cuda.is_shown(blocks[0], CHUNK, 1)
         pool.free(blocks[0])
@@ -293,17 +289,13 @@ def test_any_call_may_fail(fake_cuda, error, driver, options):
     failures = 0
     for n in range(1, calls + 1):
         pool = make()
-        fake_cuda.fail_call(n, error)
-        failure = None
-        try:
+        with fake_cuda.failing(n, error) as said:
             scenario(pool)
-        except (DriverFailed, OutOfMemory) as raised:
-            failure = raised
-            failures += 1
+        failures += len(said)
         # Out of memory has its own message; any other failure names the call.
-        if isinstance(failure, DriverFailed):
-            assert f"{fake_cuda.failed()} failed" in str(failure)
-        fake_cuda.fail_call(0, 0)
+        for failure in said:
+            if isinstance(failure, DriverFailed):
+                assert f"{fake_cuda.failed()} failed" in str(failure)
         pool.verify()
         clean(pool)
         pool.set_budget(12 * CHUNK)
@@ -321,17 +313,12 @@ def test_any_call_may_fail_while_a_pool_is_made(fake_cuda):
     calls = fake_cuda.calls() - start
     made = 0
     for n in range(1, calls + 1):
-        fake_cuda.fail_call(n, UNKNOWN)
-        try:
+        with fake_cuda.failing(n) as said:
             pool = NativePool("cuda", budget=8 * CHUNK)
-        except DriverFailed:
-            fake_cuda.fail_call(0, 0)
-            assert fake_cuda.leaks() == 0, fake_cuda.failed()
-            continue
-        made += 1
-        fake_cuda.fail_call(0, 0)
-        pool.destroy()
-        assert fake_cuda.leaks() == 0
+        if not said:
+            made += 1
+            pool.destroy()
+        assert fake_cuda.leaks() == 0, fake_cuda.failed()
     assert 0 < made < calls
 
 
@@ -340,11 +327,9 @@ def test_destroying_may_be_tried_again_after_a_failure(fake_cuda):
         pool = NativePool("cuda", budget=8 * CHUNK)
         pool.free(pool.allocate(2 * CHUNK))
         pool.free(pool.allocate(100, 1))
-        fake_cuda.fail_call(n, UNKNOWN)
-        try:
+        with fake_cuda.failing(n) as said:
             pool.destroy()
-        except DriverFailed:
-            fake_cuda.fail_call(0, 0)
+        if said:
             pool.verify()
             pool.destroy()
         if fake_cuda.leaks() != 0:
