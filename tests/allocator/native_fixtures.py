@@ -49,6 +49,12 @@ def on_threads(*works: Callable[[], object]) -> None:
         raise errors[0]
 
 
+def resident_bytes() -> int:
+    """The memory of this process."""
+    with open("/proc/self/smaps_rollup") as file:
+        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Rss:"))
+
+
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
 
 

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 from commands import python_with_pools
 from control_groups import control_group
-from native_fixtures import ROOT, compile_cpp
+from native_fixtures import ROOT, compile_cpp, resident_bytes
 from native_pool import KIB, MIB, NativePool, fill
 
 BEGIN = """
@@ -205,11 +205,6 @@ def test_a_control_group_of_the_system_limits_what_a_process_is_granted(granted)
 
 
 # ---- Host memory as a device. Needs the native build, on Linux ----
-
-
-def resident_bytes() -> int:
-    with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4 * KIB
 
 
 def touch(address: int, size: int) -> None:

@@ -30,16 +30,6 @@ def test_an_address_is_never_handed_out_twice():
             pool.free(block)
 
 
-def test_what_is_freed_twice_or_of_another_pool_is_named():
-    with NativePool("counted") as pool, NativePool("counted") as other:
-        block, stranger = pool.allocate(8), other.allocate(8)
-        pool.free(block)
-        with pytest.raises(Invalid, match="freed twice"):
-            pool.free(block)
-        with pytest.raises(Invalid, match="not in this pool"):
-            pool.free(stranger)
-
-
 def test_a_budget_of_nothing_is_refused():
     with pytest.raises(Invalid, match="budget_bytes is 0"):
         NativePool("counted", budget=0)

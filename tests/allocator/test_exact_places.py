@@ -200,17 +200,6 @@ class TestOnStreams:
         blocks = pool.snapshot()
         return any(block.address <= address < block.address + block.size_bytes for block in blocks)
 
-    def test_a_driver_without_memory_gives_nothing(self, fake_cuda):
-        fake_cuda.set_memory(4 * self.chunk)
-        with NativePool("cuda", budget=8 * self.chunk) as pool:
-            base = base_of(pool)
-            assert pool.try_at(6 * self.chunk, base) == NOTHING
-            pool.verify()
-            assert pool.try_at(6 * self.chunk, base + 20 * self.chunk) == NOTHING
-            pool.verify()
-            assert pool.stats().live_blocks == 0
-            assert pool.try_at(2 * self.chunk, base) == given_at(base)
-
 
 OFFSETS = st.tuples(st.integers(0, 12 * 8), st.sampled_from([0, 0, -GRAIN, GRAIN])).filter(
     lambda offset: offset >= (0, 0)

@@ -5,31 +5,14 @@ from functools import partial
 
 import pytest
 from native_fixtures import on_threads
-from native_pool import DriverFailed, NativePool, OutOfMemory, lib
-from stream_toy import CHUNK, CUDA, LARGE, A, B
-from toy import MUTATE, PAGE, WORD, WORDS, Toy, all_right, by_name, line, release
+from native_pool import OutOfMemory, lib
+from stream_toy import LARGE, A, B
+from toy import MUTATE, PAGE, WORD, WORDS, all_right, by_name, line, release
 
 CHUNKS = 64 << 10  # of the fixed pools
 
 
 class TestWhatMoves:
-    def test_what_is_dead_does_and_is_computed_from_afterwards(self, toy):
-        """Constants that are kept, and dead storages, with and without a handle."""
-        source = toy.unseen(WORDS)
-        # Larger, so that they do not become constants for it when they are back.
-        x = toy.one("x", source, words=2 * WORDS)
-        y = toy.one("y", x, words=2 * WORDS)
-        z = toy.one("z", y, words=2 * WORDS)
-        for tensor in (z, y, x):
-            assert toy.evict(tensor)
-        release(source, x, y)  # the source is kept for the others
-        for seed in range(40):
-            assert toy.move_some(seed, 1) == 1, "the source alone is resident"
-        assert all_right(toy, z)
-        assert toy.evict(z)
-        toy.move_some(0, 10)
-        assert all_right(toy, z)
-
     @pytest.mark.parametrize("dealloc", ["ignore", "lazy"])
     def test_dead_storages_that_came_back_do(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
@@ -437,33 +420,3 @@ class TestOnStreams:
             made += [toy.one("g", source, words=8, parameter=i) for i in range(40)]
         assert toy.pool.times() == {}, "all were read"
         assert toy.pool.stats().host_waits == 0
-
-
-def test_a_driver_that_fails_leaves_the_content_where_it_was(fake_cuda):
-    toy = Toy(NativePool("cuda", budget=8 * CHUNK), device=CUDA, grain=4096)
-    source, x = line(toy, "f", words=LARGE)
-    failed, told = set(), 0
-    # Where it goes at first has no memory yet; then two places have.
-    for call in [*range(1, 12), *range(1, 100)]:
-        before = x.data
-        blocks = toy.pool.stats().live_blocks
-        fake_cuda.fail_call(call, 999)
-        try:
-            moved = toy.move(x)
-        except DriverFailed as error:
-            failed.add(fake_cuda.failed())
-            told += fake_cuda.failed() in str(error)
-            moved = False
-        fake_cuda.fail_call(0, 0)
-        toy.verify()
-        assert toy.pool.stats().live_blocks == blocks
-        assert moved == (x.data != before)
-        assert x.is_right()
-        assert all_right(toy, x, source)
-        if moved and "cuMemcpyDtoDAsync" in failed:
-            break
-    assert {"cuMemMap", "cuMemcpyDtoDAsync"} <= failed
-    assert told >= len(failed)
-    assert toy.evict(x)
-    assert all_right(toy, x, source)
-    toy.finish()

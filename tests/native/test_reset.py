@@ -52,18 +52,6 @@ class TestReset:
         assert toy.stats().host_bytes == 0
         assert y.is_right()
 
-    def test_reset_returns_the_memory_that_only_the_engine_holds(self, toy):
-        x = toy.unseen(WORDS)
-        results = [toy.one("f", x, parameter=i) for i in range(3)]
-        toy.evict(results[0])
-        x.release()
-        assert toy.stats().kept_constant_bytes == PAGE
-        toy.materialize_all()
-        with toy.no_failed_call():
-            toy.reset()
-        assert toy.pool.stats().live_blocks == 3
-        assert toy.stats().kept_constant_bytes == 0
-
     def test_if_not_all_fits_that_is_an_error_and_no_endless_exchange(self, make_toy):
         toy = make_toy(pages=8)
         x = toy.unseen(WORDS)

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from native_fixtures import UNKNOWN, on_threads
+from native_fixtures import on_threads, resident_bytes
 from native_pool import DriverFailed, NativePool, OutOfMemory, lib
 from stream_toy import CHUNK, LARGE, A, B
 from toy import MUTATE, PAGE, WORD, WORDS, Toy, all_right, by_name, line, release
@@ -195,11 +195,6 @@ def test_a_victim_that_is_dropped_while_another_is_copied_goes_with_its_record(m
     toy.verify()
 
 
-def resident_bytes():
-    with open("/proc/self/smaps_rollup") as file:
-        return next(int(line.split()[1]) * 1024 for line in file if line.startswith("Rss:"))
-
-
 def test_on_the_cpu_the_process_holds_no_more_than_the_budget():
     """Host memory is a file there."""
     size = 64 << 20
@@ -232,38 +227,6 @@ class TestOnCuda:
             release(seed, *tensors)
             toy.finish()
         assert failures > 5
-
-    def test_a_copy_that_fails_leaves_the_content_where_it_was(self, fake_cuda):
-        toy = Toy(NativePool("cuda", budget=8 * CHUNK), device=(1, 0), grain=4096, **swapping())
-        source, result = line(toy, "f", words=LARGE)
-        failed = set()
-
-        def failing(call, action):
-            fake_cuda.fail_call(call, UNKNOWN)
-            try:
-                done = action(source)
-            except DriverFailed:
-                done = False
-            failed.add(fake_cuda.failed())
-            fake_cuda.fail_call(0, 0)
-            toy.verify()
-            return done
-
-        call = 1
-        while not failing(call, toy.evict):  # the first ones get host memory
-            assert toy.resident(source)
-            assert all_right(toy, source)
-            call += 1
-        for call in range(1, 8):
-            failing(call, toy.materialize)
-            assert all_right(toy, source)
-            failing(call, toy.evict)
-            assert all_right(toy, source)
-            assert toy.evict(source)
-        assert {"cuMemHostAlloc", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"} <= failed
-        assert all_right(toy, source, result)
-        toy.finish()
-        assert fake_cuda.leaks() == 0
 
     def test_copies_come_behind_the_work_that_uses_the_block_and_before_the_next(
         self, make_stream_toy, fake_cuda

@@ -3,8 +3,7 @@
 //
 // An operator's result is a hash of its seed and of what it reads, so that a rematerialization on
 // wrong inputs shows. All threads read tensors of one another; each overwrites its own. Meanwhile
-// one more thread calls what the interface allows on "any thread": budgets, moves, checks. Frames
-// outlive the threads that used them.
+// one more thread calls what the interface allows on "any thread": budgets, moves, checks.
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -317,6 +316,17 @@ void train(Machine& machine, std::vector<Tensor>& shared, uint64_t seed, uint64_
   worker.look(weight);
 }
 
+// Of four blocks, what can be moved.
+void move_some(Machine& machine, uint64_t turn) {
+  std::vector<dtr_block> blocks(machine.budget / 256);
+  uint64_t count = 0;
+  ok(dtr_pool_snapshot(machine.pool, blocks.data(), blocks.size(), &count));
+  for (uint64_t i = 0; i < 4 && count > 0; ++i) {
+    void* address = reinterpret_cast<void*>(blocks[mixed(turn, i) % count].address);
+    answer(dtr_engine_relocate(machine.engine, address, nullptr, nullptr));
+  }
+}
+
 // What any thread may do beside. Moves cost a job that is learned more than a plan saves, which would
 // go.
 void meddle(Machine& machine, const std::atomic<bool>& over, bool is_learned) {
@@ -325,7 +335,7 @@ void meddle(Machine& machine, const std::atomic<bool>& over, bool is_learned) {
         dtr_pool_set_budget(machine.pool, machine.budget - (turn % 3) * machine.budget / 10);
     if (lowered != DTR_OUT_OF_MEMORY) ok(lowered);  // running operators may need it all
     if (!is_learned) {
-      ok(dtr_engine_move_some(machine.engine, machine.pool, turn, 4, nullptr));
+      move_some(machine, turn);
       ok(dtr_engine_compact(machine.engine, machine.pool, nullptr));
       ok(dtr_engine_check_invariants(machine.engine));
     }
@@ -394,38 +404,6 @@ void run(const Settings& settings, uint64_t evictions) {
   std::fflush(stdout);
 }
 
-// Workers, each with a frame, that outlive the threads that used them first. So many threads at once
-// that their memory goes back to the system when they end.
-void outlive(const Settings& settings) {
-  constexpr size_t kUsers = 16;
-  Machine machine(settings);
-  {
-    Worker first(machine);
-    Tensor constant = first.make(kPageWords, 1);
-    std::vector<std::unique_ptr<Worker>> workers;
-    std::vector<Tensor> results(kUsers);
-    const auto use = [&](size_t i) {
-      results[i] = workers[i]->call(i, {&constant}, kPageWords);
-      workers[i]->look(results[i]);
-    };
-    std::atomic<size_t> here{0};
-    std::vector<std::thread> threads;
-    for (size_t i = 0; i < kUsers; ++i) workers.push_back(std::make_unique<Worker>(machine));
-    for (size_t i = 0; i < kUsers; ++i)
-      threads.emplace_back([&, i] {
-        use(i);
-        for (++here; here < kUsers;) std::this_thread::yield();
-      });
-    for (std::thread& thread : threads) thread.join();
-    for (size_t i = 0; i < kUsers; ++i) {
-      std::thread other([&] { use((i + 1) % kUsers); });
-      use(i);
-      other.join();
-    }
-  }
-  std::printf("%-24s %8zu frames\n", settings.name, kUsers);
-}
-
 }  // namespace
 
 // threads [EVICTIONS]: so many with each of the settings.
@@ -435,7 +413,6 @@ int main(int argc, char** argv) {
     return dtr_heuristic{DTR_SELECT_SCORE, cost, size, 1.0, 1.0, 1};
   };
   const auto marginal = score(DTR_COST_MARGINAL, DTR_SIZE_BYTES);
-  outlive({"frames outlive threads", marginal, DTR_ROOM_AUTO, 0, 0, "eager"});
   run({"marginal", marginal, DTR_ROOM_AUTO, 0, 0, "eager"}, evictions);
   run({"windows, fixed heap", marginal, DTR_ROOM_WINDOW, 1, 0, "eager"}, evictions);
   run({"swapping", marginal, DTR_ROOM_AUTO, 0, 64 << 20, "eager"}, evictions);
