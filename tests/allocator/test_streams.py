@@ -50,19 +50,6 @@ def test_another_stream_takes_untouched_memory_first(pool, fake_cuda):
     assert fake_cuda.waits() == waits
 
 
-def test_the_second_stream_waits_for_the_first_ones_old_work(pool, fake_cuda):
-    """While one stream is alone no events are recorded; the second waits once for all of it."""
-    address = pool.allocate(8 * CHUNK, A)
-    fake_cuda.launch(A, address, 8 * CHUNK)
-    pool.free(address)
-    assert fake_cuda.unfinished(A) == 1
-    for stream in (B, C):
-        taken = pool.allocate(8 * CHUNK, stream)
-        assert taken == address
-        fake_cuda.launch(stream, taken, CHUNK)
-        pool.free(taken)
-
-
 def test_a_completed_event_frees_a_block_for_everybody(pool, fake_cuda):
     pool.free(pool.allocate(100, B))
     blocks = [pool.allocate(3 * CHUNK, A) for _ in range(2)]
@@ -110,19 +97,8 @@ def test_a_use_on_its_own_stream_changes_nothing(pool, fake_cuda):
     assert fake_cuda.unfinished(A) == 0
 
 
-def test_a_pending_block_is_waited_for_before_room_is_asked_for(pool, fake_cuda):
+def test_pending_blocks_are_waited_for_and_merge_before_room_is_asked_for(pool, fake_cuda):
     pool.set_room(lambda size, stream: pytest.fail("room was asked for"))
-    address = pool.allocate(8 * CHUNK, A)
-    fake_cuda.launch(B, address, CHUNK)
-    pool.record_stream(address, B)
-    pool.free(address)
-    assert pool.allocate(8 * CHUNK, A) == address
-    fake_cuda.launch(A, address, CHUNK)
-    assert fake_cuda.unfinished(B) > 0
-    assert pool.stats().host_waits == 0
-
-
-def test_pending_blocks_merge_for_a_larger_one(pool, fake_cuda):
     blocks = [pool.allocate(4 * CHUNK, A) for _ in range(2)]
     for block, stream in zip(blocks, (B, C), strict=True):
         fake_cuda.launch(stream, block, CHUNK)
@@ -131,6 +107,7 @@ def test_pending_blocks_merge_for_a_larger_one(pool, fake_cuda):
     large = pool.allocate(8 * CHUNK, A)
     fake_cuda.launch(A, large, 8 * CHUNK)
     assert large == blocks[0]
+    assert fake_cuda.unfinished(B) > 0
     assert pool.stats().host_waits == 0
 
 

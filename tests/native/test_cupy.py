@@ -127,27 +127,6 @@ def test_nothing_takes_no_memory(cupy, situation):
     assert in_use() == {}
 
 
-def test_memory_is_taken_and_given_back_on_the_current_stream(cupy, situation, fake_cuda):
-    """The stand-in for libcuda reports work on one stream that overlaps another's."""
-    fake_cuda.hold(1)
-    ours.enable(8 * MIB)
-    situation.stream = Stream(A)
-    first = cupy.cuda.alloc(6 * MIB)
-    assert in_use() == {first.ptr: A}
-    fake_cuda.launch(A, first.ptr, 6 * MIB)
-    address = first.ptr
-    del first
-    again = cupy.cuda.alloc(6 * MIB)
-    assert again.ptr == address
-    fake_cuda.launch(A, address, 6 * MIB)
-    assert fake_cuda.waits() == 0
-    del again
-    situation.stream = Stream(B)
-    other = cupy.cuda.alloc(6 * MIB)
-    fake_cuda.launch(B, other.ptr, 6 * MIB)
-    assert fake_cuda.unfinished(A) > 0
-
-
 def test_both_numbers_of_the_default_stream_are_one_stream(cupy, situation):
     ours.enable("8MiB")
     situation.stream = Stream(1)
@@ -286,28 +265,6 @@ def test_the_heaps_counters_and_its_free_memory_are_at_hand_without_torch(cupy):
     del held
     assert ours.trim() == 6 * MIB
     assert ours.stats()["peak_allocated_bytes"] == 5 * MIB
-
-
-def test_the_unit_of_growth_is_fixed_with_the_heap(cupy, monkeypatch):
-    monkeypatch.setenv("DTR_ALLOC_POOL", "chunk:4MiB")
-    ours.enable("64MiB")
-    held = cupy.cuda.alloc(100)
-    (stats,) = pools.existing().stats()
-    assert (stats["chunk_bytes"], stats["reserved_bytes"]) == (4 * MIB, 4 * MIB)
-    ours.disable()
-    monkeypatch.setenv("DTR_ALLOC_POOL", "chunk:2MiB")
-    with pytest.raises(StateError, match="made with pool chunk:4194304,keep:all, and cannot"):
-        ours.enable("64MiB")
-    monkeypatch.setenv("DTR_ALLOC_POOL", "chunk:auto")
-    ours.enable("64MiB")
-    del held
-
-
-def test_a_unit_that_the_driver_does_not_have_is_an_error(cupy, monkeypatch):
-    monkeypatch.setenv("DTR_ALLOC_POOL", "chunk:3MiB")
-    with pytest.raises(ValueError, match="3145728"):
-        ours.enable("64MiB")
-    assert pools.existing() is None
 
 
 def test_the_cpu_has_no_memory_for_cupy(cupy, monkeypatch):
