@@ -196,16 +196,3 @@ class TestTheClock:
         assert (toy.stats().total_cost_ns, toy.stats().recompute_cost_ns) == (first, first)
         assert toy.stats().clock_ns == 1 + 2 * first
         assert known(toy) == {}  # what was given is no reading
-
-    def test_what_was_used_in_less_costly_times_is_evicted_last(self, make_toy):
-        """Equal but for when they were last used: the least recent goes first, however little real
-        time has passed."""
-        toy = make_toy(pages=8)
-        x = toy.unseen(WORDS)
-        old, new = toy.one("f", x, parameter=1), toy.one("f", x, parameter=2)
-        toy.one("g", x).release()  # time passes
-        toy.one("look", new).release()
-        toy.unseen(5 * WORDS)
-        toy.unseen(WORDS)
-        assert old.evicted
-        assert not new.evicted

@@ -5,13 +5,11 @@ import threading
 
 import pytest
 from native_fixtures import on_threads
-from native_pool import NativePool, OutOfMemory, WrongState, check, ffi, lib
+from native_pool import OutOfMemory, WrongState, ffi, lib
 from toy import (
     PAGE,
     WORDS,
-    Toy,
     line,
-    release,
 )
 
 
@@ -87,22 +85,3 @@ def test_frames_go_on_when_the_threads_that_used_them_have_ended(toy):
         assert tensor.comes_back()
         made.append(toy.one("g", tensor))
         other.join()
-
-
-def test_a_failing_driver_call_is_a_driver_error_and_leaves_no_lock(fake_cuda):
-    """On the stand-in for libcuda: the pool must map memory for the result, and whichever call
-    of the driver fails, the operator fails or (an event that times it) does without."""
-    toy = Toy(NativePool("cuda", budget=16 << 20), device=(1, 0), grain=1024)
-    words = (2 << 20) // 8
-    _, y = line(toy, "f", words=words)
-    failures = 0
-    # The first calls of an operator are timed, later ones are not.
-    for n in [*range(1, 10), *range(1, 10)]:
-        with fake_cuda.failing(n) as said:
-            release(toy.one("g", y, words=words, parameter=n))
-        failures += len(said)
-        toy.verify()
-        check(lib.dtr_pool_trim(toy.pool.handle, ffi.NULL))  # the next one maps anew
-    assert failures > 0
-    assert y.comes_back()
-    toy.finish()
