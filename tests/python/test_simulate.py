@@ -8,7 +8,8 @@ import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="the core is not built here", exc_type=ImportError)
 
-from dtr_alloc import heuristics, oplog
+from bench.studies.log import Log
+from dtr_alloc import heuristics
 from dtr_alloc.simulation import simulate
 from dtr_alloc.simulation.executors import Workers
 from dtr_alloc.simulation.presets import PRESETS
@@ -102,18 +103,14 @@ def test_a_run_thrashes_when_its_compute_passes_so_many_times_the_base():
 @pytest.fixture(scope="module")
 def program():
     """Six activations of a line, used again in reverse."""
-    made = oplog.Program("by hand")
-    code = made.code
-    code.extend((oplog.CONSTANT, 0, 1000))
+    log = Log()
+    log.constant("x0", 1000)
     for i in range(1, 7):
-        code.extend((oplog.CALL, 10 + i, 1, i - 1, 1, i, 1000, -1))
+        log.call(f"x{i - 1}", {f"x{i}": 1000}, time=10 + i)
     for i in range(6, 0, -1):
-        code.extend((oplog.CALL, 20, 2, i, 0, 1, 13 - i, 1000, -1, oplog.RELEASE, i))
-        code.extend((oplog.RELEASE, 13 - i))
-    made.names.extend(f"x{i}" for i in range(13))
-    made.operators.extend([0] * 12)
-    made.workspace_at.extend([0] * 12)
-    return made
+        log.call(f"x{i} x0", {f"x{13 - i}": 1000}, time=20)
+        log.release(f"x{i}", f"x{13 - i}")
+    return log.program
 
 
 def plan(**options):
