@@ -365,19 +365,9 @@ def _copy_to_peer(self: Tensor, source: Tensor, non_blocking: bool) -> Tensor:
 _general_copy = Kernel(torch.ops.aten.copy_.default)
 
 
-def _cudnn_batch_norm(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    epsilon: float,
-) -> tuple[Tensor, ...]:
-    results = torch.ops.aten.native_batch_norm.default(
-        input, weight, bias, running_mean, running_var, training, momentum, epsilon
-    )
+def _cudnn_batch_norm(*arguments: Any) -> tuple[Tensor, ...]:
+    """Its arguments are those of PyTorch's own."""
+    results = torch.ops.aten.native_batch_norm.default(*arguments)
     return *results, torch.empty(0, dtype=torch.uint8)
 
 

@@ -79,6 +79,7 @@ def run_elsewhere(body: Callable[..., None], arguments: dict[str, Any]) -> None:
     command = [sys.executable, __file__, str(file), body.__name__, json.dumps(arguments)]
     # The same packages as here, however this process found them.
     paths = [str(Path(package.__file__ or "").parents[1]) for package in (dtr_alloc, bench)]
+    paths += [str(Path(__file__).parents[1] / "allocator")]  # helpers that folders share
     paths += filter(None, [os.environ.get("PYTHONPATH")])
     libraries = [emulated.library()] if BACKEND == "emulated" else []
     clean = emulated.environment(paths, libraries)

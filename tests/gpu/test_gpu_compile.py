@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 from bits import assert_recomputes, same_bits
-from own_process import BACKEND, DEVICE, own_process
+from own_process import DEVICE, own_process
 from torch import nn
 
 import dtr_alloc
@@ -57,36 +57,3 @@ def test_compiled_layers_train_to_the_same_bits_under_a_budget():
     got, _ = gradients()
     assert dtr_alloc.stats()["rematerializations"] > before
     assert all(same_bits(a, b) for a, b in zip(expected, got, strict=True))
-
-
-@own_process(cuda_only="graphs")
-def test_reduce_overhead_trains_to_the_same_bits():
-    if BACKEND == "emulated":  # the graphs have no kernels of Triton's, which asks for a device
-        own = importlib.import_module("torch.utils._triton")
-        own.triton_hash_with_backend = lambda: "emulated"
-
-    def layers():
-        torch.manual_seed(1)
-        made = [nn.Linear(64, 64, bias=False).to(DEVICE) for _ in range(8)]
-        return [nn.Sequential(*made[i : i + 2]) for i in (0, 2, 4, 6)]
-
-    eager, plain = layers(), layers()
-    graphed = [torch.compile(layer, mode="reduce-overhead", dynamic=False) for layer in plain]
-    for index in range(5):
-        if index == 3:
-            dtr_alloc.set_budget(torch.cuda.memory_reserved() - (4 << 20))
-        torch.compiler.cudagraph_mark_step_begin()
-        x = torch.randn(4096, 64).to(DEVICE)
-        for of in (graphed, eager):
-            y = x
-            for layer in of:
-                y = torch.tanh(layer(y)) * 1.5
-            y.square().mean().backward()
-        for one, other in zip(plain, eager, strict=True):
-            for a, b in zip(one.parameters(), other.parameters(), strict=True):
-                assert torch.equal(a.grad, b.grad)
-                a.grad = b.grad = None
-    from torch._inductor import cudagraph_trees
-
-    assert cudagraph_trees.get_manager(0, create_if_none_exists=False).new_graph_id().id == 8
-    assert dtr_alloc.stats()["evictions"] > 0

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from bits import MIB
-from own_process import DEVICE, own_process
+from own_process import BACKEND, DEVICE, own_process
 from torch import nn
 
 import dtr_alloc
@@ -220,17 +220,24 @@ def test_graph_trees_record_one_graph_after_another_also_after_replays():
     assert torch.cuda.memory.memory_snapshot(pool)[0] == segment
 
 
+@pytest.mark.parametrize("how", [{"backend": "cudagraphs"}, {"mode": "reduce-overhead"}], ids=str)
 @own_process(cuda_only="graphs")
-def test_graph_trees_train_regions_to_the_same_bits_under_a_budget():
+def test_graph_trees_train_regions_to_the_same_bits_under_a_budget(how):
+    if "mode" in how:
+        own = pytest.importorskip("torch.utils._triton", reason="triton is not here")
+        if BACKEND == "emulated":  # no graph has a kernel of Triton's, which asks for a device
+            own.triton_hash_with_backend = lambda: "emulated"
+
     def layers():
         torch.manual_seed(3)
-        made = [nn.Sequential(nn.Linear(64, 64), nn.GELU()).to(DEVICE) for _ in range(4)]
+        linear = [nn.Linear(64, 64, bias=False).to(DEVICE) for _ in range(8)]
+        made = [nn.Sequential(*linear[i : i + 2]) for i in (0, 2, 4, 6)]
         parameters = [each for layer in made for each in layer.parameters()]
         return made, parameters, torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
     eager, eager_parameters, eager_optimizer = layers()
     plain, parameters, optimizer = layers()
-    graphed = [torch.compile(layer, backend="cudagraphs", dynamic=False) for layer in plain]
+    graphed = [torch.compile(layer, dynamic=False, **how) for layer in plain]
     for index in range(8):
         torch.compiler.cudagraph_mark_step_begin()
         x = torch.randn(4096, 64).to(DEVICE)
@@ -247,6 +254,10 @@ def test_graph_trees_train_regions_to_the_same_bits_under_a_budget():
             dtr_alloc.set_budget(torch.cuda.memory_reserved() + 8 * MIB)
         assert all(torch.equal(a, b) for a, b in zip(parameters, eager_parameters, strict=True))
     assert dtr_alloc.stats()["rematerializations"] > 0
+    from torch._inductor import cudagraph_trees
+
+    trees = cudagraph_trees.get_manager(0, create_if_none_exists=False)
+    assert trees.new_graph_id().id >= 8  # forward and backward, of each
 
 
 @own_process(cuda_only="graphs")

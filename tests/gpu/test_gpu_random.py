@@ -47,17 +47,6 @@ def test_what_was_drawn_is_drawn_again():
 
 
 @own_process()
-def test_what_was_drawn_meanwhile_does_not_matter():
-    x = torch.ones(1 << 20, device=DEVICE)
-    made = F.dropout(x, 0.5)
-    kept = as_bytes(made).clone()
-    torch.rand(5, device=DEVICE)
-    assert dtr_alloc.evict(made)
-    torch.rand(7, device=DEVICE)
-    assert torch.equal(as_bytes(made), kept)
-
-
-@own_process()
 def test_a_generator_of_the_jobs_own_is_found_again():
     generator = torch.Generator(DEVICE).manual_seed(3)
     torch.rand(10, device=DEVICE, generator=generator)
