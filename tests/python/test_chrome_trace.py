@@ -85,21 +85,21 @@ def test_counters_instants_steps_and_what_was_computed_again(trace, written):
     assert slices(events, "computed again") == [("aten::mm", 8, 1)]
 
 
-def test_what_an_operator_brings_back_at_once_is_one_slice(written):
-    events, _ = written(made("A0:1K A1K:2K C0:1K C1K:2K"))
-    (again,) = (event for event in events if event["ph"] == "X")
-    assert (again["ts"], again["dur"], again["args"]["bytes"]) == (0, 3, 3 * KIB)
-
-
-def test_an_operator_that_overwrites_what_came_back_begins_nowhere_before(written):
-    events, _ = written(made("A0:1K C0:1K C0:1K/2"))
-    assert slices(events, "computed again") == [("aten::mm", 0, 1), ("aten::relu_", 2, 0)]
-
-
-def test_slices_of_two_threads_that_overlap_lie_in_two_lanes(written):
-    events, _ = written(made("A0:1K A1K:1K C0:1K R0:1K C1K:1K"))
-    assert slices(events, "computed again") == [("aten::mm", 0, 2), ("aten::mm", 1, 3)]
-    assert len({event["tid"] for event in events if event["ph"] == "X"}) == 2
+@pytest.mark.parametrize(
+    ("text", "again", "lanes"),
+    [
+        ("A0:1K A1K:2K C0:1K C1K:2K", [("aten::mm", 0, 3, 3)], 1),
+        ("A0:1K C0:1K C0:1K/2", [("aten::mm", 0, 1, 1), ("aten::relu_", 2, 0, 1)], 1),
+        ("A0:1K A1K:1K C0:1K R0:1K C1K:1K", [("aten::mm", 0, 2, 1), ("aten::mm", 1, 3, 1)], 2),
+    ],
+    ids=["brought back at once", "overwritten at once", "two threads that overlap"],
+)
+def test_what_an_operator_brings_back_is_one_slice_in_a_lane(written, text, again, lanes):
+    found = [event for event in written(made(text))[0] if event["ph"] == "X"]
+    assert [
+        (each["name"], each["ts"], each["dur"], each["args"]["bytes"] // KIB) for each in found
+    ] == again
+    assert len({each["tid"] for each in found}) == lanes
 
 
 def test_devices_do_not_mix_and_a_name_that_events_share_is_cut(written):

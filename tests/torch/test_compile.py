@@ -19,7 +19,7 @@ from bench.measure import profile, train_plain
 from bench.models import JOBS
 from bench.models.compiled import CompiledResNet, CompiledTransformer
 from bench.models.job import Job
-from dtr_alloc.torch import compiled, kernels
+from dtr_alloc.torch import compiled
 
 BACKENDS = ("eager", "aot_eager", "inductor")
 
@@ -234,19 +234,6 @@ def test_a_cached_graph_has_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> 
     assert graph._dtr_alloc.kernels is not None
     assert copy.deepcopy(graph._dtr_alloc) is None
     assert pickle.loads(pickle.dumps(graph._dtr_alloc)) is None
-
-
-def test_inputs_that_a_graph_takes_over_are_known_from_its_source() -> None:
-    source = """
-def call(args):
-    a, b, c = args
-    args.clear()
-    buf0 = empty_strided_cpu((4, ), (1, ), torch.float32)
-    buf1 = b; del b  # reuse
-    buf2 = reinterpret_tensor(c, (4, ), (1, ), 0); del c  # reuse
-    buf3 = buf0; del buf0  # reuse
-"""
-    assert kernels.taken_over(source) == {1, 2}
 
 
 def scaling(name: str, by: Callable[[], int]) -> Callable[[Tensor], Tensor]:

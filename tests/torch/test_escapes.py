@@ -193,17 +193,10 @@ def test_reading_an_evicted_tensor_gives_its_values(of: str, read: str):
         got = escape(tensor)
         np.testing.assert_array_equal(got, expected)
         np.testing.assert_array_equal(escape(tensor), expected)
-
-
-@pytest.mark.parametrize("read", POINTERS)
-@pytest.mark.parametrize("of", TENSORS)
-def test_a_storage_whose_address_is_known_stays(of: str, read: str):
-    with checked_session():
-        tensor = TENSORS[of](evicted).detach()
-        POINTERS[read](tensor)
-        assert dtr_alloc.is_resident(tensor)
-        assert not dtr_alloc.evict(tensor)
-        assert not dtr_alloc.evict(tensor.view_as(tensor))
+        if read in POINTERS:  # a storage whose address is known stays
+            assert dtr_alloc.is_resident(tensor)
+            assert not dtr_alloc.evict(tensor)
+            assert not dtr_alloc.evict(tensor.view_as(tensor))
 
 
 @pytest.mark.parametrize("of", TENSORS)

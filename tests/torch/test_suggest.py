@@ -4,7 +4,10 @@ import json
 import re
 
 import pytest
-from harness import MIB, command, fix_costs, python
+from harness import MIB, command, fix_costs, python, told_by
+
+import dtr_alloc
+from bench import models
 
 JOB = """
 import sys
@@ -29,6 +32,7 @@ PARAMETERS = 12 * (64 * 64 + 64) * 4
 
 @pytest.fixture
 def job(tmp_path):
+    """Runs python where job.py is the job."""
     (tmp_path / "job.py").write_text(JOB)
 
     def run(*arguments, **options):
@@ -38,28 +42,17 @@ def job(tmp_path):
 
 
 @pytest.fixture
-def suggest(tmp_path, job):
-    """What the command says, on one line."""
+def asked(job, tmp_path):
+    """Of a job's code: what is said, on one line, and the document."""
 
-    def run(*arguments, **options):
-        done = command("suggest", *arguments, cwd=tmp_path, COLUMNS="100", **options)
-        return " ".join(done.stdout.split())
+    def ask(code=JOB, *arguments, options=(), **settings):
+        (tmp_path / "job.py").write_text(code)
+        line = ("suggest", "--json", "found.json", *options, "job.py", *arguments)
+        done = command(*line, cwd=tmp_path, COLUMNS="100", **settings)
+        words = " ".join(done.stdout.split())
+        return words, json.loads((tmp_path / "found.json").read_text())
 
-    return run
-
-
-@pytest.fixture
-def document(suggest):
-    """What the command writes of a job."""
-
-    def run(*arguments, **options):
-        return document_in(suggest("--json", "-", *arguments, **options))
-
-    return run
-
-
-def document_in(text):
-    return json.loads(text[text.index("{") :])
+    return ask
 
 
 @pytest.fixture
@@ -69,18 +62,6 @@ def costs(job, tmp_path):
     job("job.py", "3", budget="unlimited", costs=str(file))
     fix_costs(file)
     return {"costs": str(file)}
-
-
-@pytest.fixture
-def asked(suggest, tmp_path):
-    """Of a job's code: what is said, and the document."""
-
-    def ask(code):
-        (tmp_path / "job.py").write_text(code)
-        words = suggest("--json", "found.json", "job.py")
-        return words, json.loads((tmp_path / "found.json").read_text())
-
-    return ask
 
 
 LOOP = """
@@ -103,11 +84,10 @@ def squares(batch, width):
     return f"model(torch.randn({batch}, {width})).square().mean()"
 
 
-def test_the_budget_that_is_advised_does(job, suggest, costs):
-    words = suggest("--json", "-", "job.py", "1000", **costs)
+def test_the_budget_that_is_advised_does(job, asked, costs):
+    words, found = asked(JOB, "1000", **costs)
     assert "step 7" in words
     assert "step 8" not in words  # ended within it: five were recorded, four timed
-    found = document_in(words)
     held = found["observed"]["held_bytes"]
     assert held["parameters"] == held["gradients"] == PARAMETERS
     assert 2 * PARAMETERS <= held["optimizer states"] < 2.1 * PARAMETERS
@@ -127,18 +107,18 @@ def test_the_budget_that_is_advised_does(job, suggest, costs):
     job("job.py", "4", status=1, budget=str(int(0.5 * min(budgets))))
 
 
-def test_a_job_without_room_is_seen_under_a_budget(document, costs):
-    free = document("job.py", "1000", **costs)["suggestion"]
+def test_a_job_without_room_is_seen_under_a_budget(asked, costs):
+    free = asked(JOB, "1000", **costs)[1]["suggestion"]
     budget = int(0.4 * free["peak_bytes"])
-    held = document("--budget", budget, "job.py", "1000", **costs)
+    _, held = asked(JOB, "1000", options=("--budget", budget), **costs)
     assert held["observed"]["peak_bytes"] <= budget
     assert held["observed"]["step_seconds"] == []  # of a step without a budget nothing is known
     assert all(each["seconds"] is None for each in held["suggestion"]["outlooks"])
     suggestion = held["suggestion"]
     assert abs(suggestion["peak_bytes"] / free["peak_bytes"] - 1) < 0.02
-    for asked in (suggestion, free):
-        assert asked["outlooks"][0]["share"] == pytest.approx(0.9, abs=0.01)
-        assert 1 < asked["outlooks"][0]["first"] < 1.2
+    for each in (suggestion, free):
+        assert each["outlooks"][0]["share"] == pytest.approx(0.9, abs=0.01)
+        assert 1 < each["outlooks"][0]["first"] < 1.2
 
 
 INFERENCE = """
@@ -173,8 +153,8 @@ def test_nothing_is_advised_to_a_job_of_which_no_step_was_seen(asked, code):
     assert found["suggestion"]["outlooks"] == []
 
 
-def test_steps_of_which_none_repeats_another_are_said_to_be_so(suggest):
-    assert "Steps seen: 2; it takes three" in suggest("job.py", "2")
+def test_steps_of_which_none_repeats_another_are_said_to_be_so(asked):
+    assert "Steps seen: 2; it takes three" in asked(JOB, "2")[0]
 
 
 @pytest.mark.parametrize(
@@ -244,7 +224,7 @@ def test_it_is_said_what_was_not_seen_and_whether_there_is_a_plan(job, tmp_path)
 
 
 STEP = """
-import json
+import json, time
 import torch
 import dtr_alloc
 
@@ -253,6 +233,7 @@ optimizer = torch.optim.SGD(model.parameters())
 x = torch.randn(1024, 64)
 
 def step():
+    time.sleep({pause})
     optimizer.zero_grad()
     model(x).square().mean().backward()
     optimizer.step()
@@ -266,47 +247,36 @@ print(json.dumps(found))
 """
 
 
-KEEPS_THE_PAST = """
-import json
-
-import torch
-
-import dtr_alloc
-from bench import models
-
-torch.set_num_threads(1)
-jobs, peaks = [], []
-
-def step():
-    if not jobs:
-        jobs.append(models.JOBS["inplace"]())
-    jobs[0].step(len(peaks))
-    peaks.append(dtr_alloc.stats()["peak_allocated_bytes"])
-
-found = dtr_alloc.suggest(step).document()
-print(json.dumps([found["observed"]["peak_bytes"], peaks]))
-"""
-
-
-def test_a_step_takes_the_processor_time_of_its_thread(job, tmp_path):
-    code = STEP.replace("step():\n", "step():\n    time.sleep(1)\n", 1)
-    (tmp_path / "step.py").write_text("import time\n" + code)
-    times = document_in(job("step.py").stdout)["observed"]["step_seconds"]
+def test_a_step_takes_the_processor_time_of_its_thread():
+    times = told_by(STEP.format(pause=1))["observed"]["step_seconds"]
     assert len(times) == 4
     assert 0 < min(times) <= max(times) < 1
 
 
-def test_what_is_timed_is_not_what_is_recorded(job, tmp_path):
+def peaks_of_a_job_that_keeps_the_past():
+    """The one that suggest() observed, and that of each step."""
+    jobs, peaks = [], []
+
+    def step():
+        if not jobs:
+            jobs.append(models.JOBS["inplace"]())
+        jobs[0].step(len(peaks))
+        peaks.append(dtr_alloc.stats()["peak_allocated_bytes"])
+
+    found = dtr_alloc.suggest(step).document()
+    return found["observed"]["peak_bytes"], peaks
+
+
+def test_what_is_timed_is_not_what_is_recorded():
     """Each step of this job leaves a history of its buffers, until that is too long."""
-    (tmp_path / "step.py").write_text(KEEPS_THE_PAST)
-    peak, peaks = json.loads(job("step.py").stdout)
+    peak, peaks = told_by(peaks_of_a_job_that_keeps_the_past)
     assert peak == peaks[4] < peaks[-1]
 
 
 def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
     """Its model is there before the session."""
-    (tmp_path / "step.py").write_text(STEP)
-    found = document_in(job("step.py").stdout)
+    (tmp_path / "step.py").write_text(STEP.format(pause=0))
+    found = json.loads(job("step.py").stdout.splitlines()[-1])
     assert found["observed"]["steps"] == 5
     parameters = 8 * (64 * 64 + 64) * 4
     suggestion = found["suggestion"]

@@ -20,7 +20,7 @@ from torch.cuda import _memory_viz
 
 import dtr_alloc
 from dtr_alloc.core import StateError
-from dtr_alloc.fragment import chrome_trace, formats, torch_export, torch_snapshot
+from dtr_alloc.fragment import chrome_trace, formats, report, torch_export, torch_snapshot
 from dtr_alloc.traces.trace import Kind, TraceError
 
 JOB = """
@@ -89,16 +89,7 @@ def test_under_a_budget_evictions_and_returns_are_marked_and_allocations_named(t
         if kind == Kind.ALLOCATE
     )
     assert named["aten::addmm.default"] >= 24
-    live = peak = 0
-    sizes = {}
-    for kind, address, size in zip(trace.kind, trace.address, trace.size_bytes, strict=True):
-        if kind == Kind.ALLOCATE:
-            sizes[address] = size
-            live += size
-            peak = max(peak, live)
-        elif kind == Kind.FREE:
-            live -= sizes.pop(address)
-    assert 8 << 20 < peak <= 14 << 20
+    assert 8 << 20 < max(report.recorded(trace).series.live_bytes) <= 14 << 20
 
 
 def test_an_export_has_the_operators_of_a_profile_and_what_ran_again_on_one_time(tmp_path):
