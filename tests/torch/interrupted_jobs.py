@@ -325,15 +325,8 @@ def captured(injector: Injector, _: Path) -> None:
 
 
 JOBS: dict[str, Callable[[Injector, Path], None]] = {
-    "first": first,
-    "again": again,
-    "off": off,
-    "session": with_session,
-    "step": step,
-    "logged": logged,
-    "scored": scored,
-    "by_hand": by_hand,
-    "captured": captured,
+    job.__name__: job
+    for job in (first, again, off, with_session, step, logged, scored, by_hand, captured)
 }
 
 

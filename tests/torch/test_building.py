@@ -31,17 +31,18 @@ def visible(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir() if path.name != ".dtr_alloc-lock")
 
 
-def test_a_device_that_torch_is_not_built_for_is_named(tmp_path: Path) -> None:
-    refused = build(tmp_path, "--device", "tpu")
-    assert refused.returncode == 2
-    assert "'tpu': the installed torch is built for cpu" in refused.stderr
-    assert not list(tmp_path.iterdir())
-
-
-def test_without_a_compiler_it_says_how_to_get_one(tmp_path: Path) -> None:
-    refused = build(tmp_path, CXX="no-such-compiler")
-    assert refused.returncode == 1
-    assert "no C++ compiler: looked for 'no-such-compiler'" in refused.stderr
+@pytest.mark.parametrize(
+    ("arguments", "environ", "status", "reason"),
+    [
+        (("--device", "tpu"), {}, 2, "'tpu': the installed torch is built for cpu"),
+        ((), {"CXX": "no-such-compiler"}, 1, "no C++ compiler: looked for 'no-such-compiler'"),
+    ],
+    ids=["a device that torch is not built for", "no compiler"],
+)
+def test_what_cannot_be_built_is_named(tmp_path: Path, arguments, environ, status, reason) -> None:
+    refused = build(tmp_path, *arguments, **environ)
+    assert refused.returncode == status
+    assert reason in refused.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -69,7 +69,6 @@ READS = {
 def test_integers_that_a_composite_operator_reads_are_brought_back(
     name: str, inference: bool
 ) -> None:
-    """tensor_split of evicted indices raised "read past the recorder"."""
     run = READS[name]
 
     def given() -> Tensor:
@@ -128,7 +127,6 @@ def test_what_a_composite_operator_reads_stays_while_it_runs() -> None:
 
 
 def test_a_sobol_state_that_is_overwritten_is_a_new_version() -> None:
-    """The kernel wrote to it unseen, so what was computed before came back from the later state."""
 
     def run() -> tuple[Tensor, Tensor]:
         engine = torch.quasirandom.SobolEngine(200, scramble=True, seed=1)

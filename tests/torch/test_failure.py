@@ -3,6 +3,7 @@
 import gc
 import re
 import threading
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -262,3 +263,31 @@ def test_an_in_place_operator_that_waits_for_an_input_stays_recomputable() -> No
         expected = x.tolist()
         evicted(x)
         assert x.tolist() == expected
+
+
+def test_verify_names_the_operator_that_does_not_repeat_itself(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.setenv("DTR_ALLOC_DEBUG", "verify:1")
+    runs = [0.0]
+
+    def faulty(x: Tensor) -> Tensor:
+        runs[0] += 1
+        return torch.full_like(x, runs[0])
+
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it replaces a kernel
+        library.impl("cos", faulty, "CPU")
+    request.addfinalizer(library._destroy)
+    with dtr_alloc.session(budget="unlimited", device="cpu"):
+        x = torch.rand(1000)
+        good, bad = x.sin(), x.cos()
+        assert dtr_alloc.evict(good)
+        assert good.sum().isfinite()
+        assert dtr_alloc.evict(bad)
+        with pytest.raises(dtr_alloc.StateError, match=r"aten::cos.*4000 bytes.*deterministic"):
+            bad.sum()
+        dtr_alloc.check_invariants()
+        monkeypatch.delenv("DTR_ALLOC_DEBUG")
+        del bad

@@ -1,13 +1,16 @@
 """Ctrl-C, sys.exit() in a signal's handler and asynchronous exceptions, wherever they come."""
 
+import _thread
+import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import interrupted_jobs as jobs
 import pytest
 import torch
-from harness import checked_session, evicted, python
-from interrupted_jobs import JOBS
+from harness import call, checked_session, evicted, python
 from interrupting import WAYS, Injector
 from torch import Tensor
 
@@ -21,7 +24,7 @@ HERE = Path(__file__).parent
     ("names", "share"),
     [
         ("off,step,by_hand,captured", 0.02),
-        *(pytest.param(name, 0.1, marks=pytest.mark.long) for name in JOBS),
+        *(pytest.param(name, 0.1, marks=pytest.mark.long) for name in jobs.JOBS),
     ],
 )
 def test_a_job_goes_on_after_interrupts_at_some_places(
@@ -31,49 +34,41 @@ def test_a_job_goes_on_after_interrupts_at_some_places(
     python(HERE / "interrupted_jobs.py", names, share, tmp_path)
 
 
-SIGNALED = """
-import _thread, random, sys, threading
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, {here!r})
-import interrupted_jobs as jobs
-jobs._expected += jobs.trained()
-draw = random.Random(0)
-caught = 0
-
-def steps(job):
-    # Until an interrupt comes.
-    while True:
-        job.step()
-
-jobs.enable()
-checkpoint = jobs.Job().checkpoint()
-for turn in range({turns}):
-    job = jobs.Job()
-    try:
-        timer = threading.Timer(draw.random() * 0.05, _thread.interrupt_main)
-        timer.start()
-        steps(job)
-    except KeyboardInterrupt:
-        caught += 1
-    timer.join()
-    jobs.dtr_alloc.check_invariants()
-    job.load(checkpoint)
-    for _ in range(3):
-        job.step()
-    job.checkpoint()
-    jobs.assert_same(job.bits())
-    jobs.assert_no_lock_is_held()
-jobs.assert_on()
-jobs.dtr_alloc.disable()
-jobs.assert_off()
-print(caught)
-"""
+def interrupted_by_signals(turns: int) -> int:
+    """Each turn trains until an interrupt comes, then goes on from a checkpoint. Returns how many
+    came."""
+    torch.set_num_threads(1)
+    jobs._expected += jobs.trained()
+    draw = random.Random(0)
+    caught = 0
+    jobs.enable()
+    checkpoint = jobs.Job().checkpoint()
+    for _ in range(turns):
+        job = jobs.Job()
+        try:
+            timer = threading.Timer(draw.random() * 0.05, _thread.interrupt_main)
+            timer.start()
+            while True:
+                job.step()
+        except KeyboardInterrupt:
+            caught += 1
+        timer.join()
+        dtr_alloc.check_invariants()
+        job.load(checkpoint)
+        for _ in range(3):
+            job.step()
+        job.checkpoint()
+        jobs.assert_same(job.bits())
+        jobs.assert_no_lock_is_held()
+    jobs.assert_on()
+    dtr_alloc.disable()
+    jobs.assert_off()
+    return caught
 
 
 @pytest.mark.parametrize("turns", [4, pytest.param(500, marks=pytest.mark.long)])
 def test_a_job_goes_on_after_signals(turns: int) -> None:
-    done = python("-c", SIGNALED.format(here=str(HERE), turns=turns))
+    done = call(interrupted_by_signals, turns)
     assert done.stderr == ""
     assert int(done.stdout) == turns
 

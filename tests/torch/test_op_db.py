@@ -127,7 +127,6 @@ def in_evicted_memory(sample: Any) -> Any:
 
 @each([op for op in COMPARED if not op.name.startswith("as_strided")])  # sees what lies beyond
 def test_arguments_that_were_evicted_are_brought_back(op: Any) -> None:
-    """max_pool1d read them past the recorder."""
 
     def run(op: Any, sample: Any) -> list[Any]:
         torch.manual_seed(1)

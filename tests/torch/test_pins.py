@@ -26,7 +26,6 @@ GIVES: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 @pytest.mark.parametrize("way", GIVES)
 def test_a_pin_follows_its_tensor_to_other_memory(way: str) -> None:
-    """The pin was lost, or stayed with the old memory for good."""
     with checked_session():
         x, y = made(2.0), made(3.0)
         old = x.view(SIZE)
@@ -71,7 +70,6 @@ def test_a_pin_that_an_alias_took_back_does_not_follow() -> None:
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 def test_a_pin_survives_a_storage_that_is_resized() -> None:
-    """A result that did not fit gave the storage other memory, which was evicted though pinned."""
     with checked_session():
         x = made(2.0)
         dtr_alloc.pin(x)
@@ -108,7 +106,6 @@ UNMANAGED: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("name", UNMANAGED)
 def test_what_was_pinned_can_be_unpinned(name: str) -> None:
-    """unpin() said that it is not pinned."""
     with checked_session():
         x = UNMANAGED[name]()
         dtr_alloc.pin(x)
@@ -117,7 +114,6 @@ def test_what_was_pinned_can_be_unpinned(name: str) -> None:
 
 
 def test_memory_made_before_the_session_is_pinned_within_the_rules() -> None:
-    """Its record was pinned and dead, against R5, while something depended on it."""
     x = made(2.0)
     with checked_session():
         y = x * 2

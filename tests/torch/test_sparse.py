@@ -101,7 +101,7 @@ def test_evicted_values_of_a_sparse_tensor_are_read_and_results_computed_again(
 def test_a_view_that_computes_sparse_indices_anew_reads_what_is_there(
     log: str | None, tmp_path: Path
 ) -> None:
-    """In an op log views are recorded, and were not looked into."""
+    """In an op log views are recorded."""
     of = None if log is None else tmp_path / log
     with dtr_alloc.session("unlimited", device="cpu", log=of):
         held = values()
@@ -182,7 +182,6 @@ def train(bag: bool, optimizer: str) -> list[Tensor]:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("bag", [True, False])
 def test_embeddings_with_sparse_gradients_train_under_swap(bag: bool, optimizer: str) -> None:
-    """Values and indices of the gradients went to host memory, and were read there."""
     found = assert_trains_in(0.9, partial(train, bag, optimizer), swap=64 * MIB)
     assert found["swaps"] > 0
 
