@@ -170,40 +170,66 @@ def test_what_draws_from_a_generator_of_pytorch_draws_the_same_again(library: Li
         assert_equal(expected, map(evicted, got))
 
 
-def test_what_has_a_state_of_its_own_is_found_out_at_once(
-    library: Library, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def count(x: Tensor) -> Tensor:
-        library.calls += 1
-        return x + library.calls
+def has_a_state(library: Library, x: Tensor) -> Tensor:
+    return x + library.calls
 
-    operator = library.define(count)
+
+def overwrites_its_argument(library: Library, x: Tensor) -> Tensor:
+    x.data += 1
+    return x * 2
+
+
+def fails_the_second_time(library: Library, x: Tensor) -> Tensor:
+    if library.calls == 2:
+        raise RuntimeError("only once")
+    return x + 1
+
+
+def speaks_to_other_processes(library: Library, x: Tensor) -> Tensor:
+    y = x.clone()
+    dist.all_reduce(y)
+    return y
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path}/store")
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("function", "calls", "values", "said"),
+    [
+        (has_a_state, 4, [1, 3, 4], "gave other results when it ran again"),
+        (overwrites_its_argument, 3, [2, 2, 2], "overwrites an argument, of which its schema says"),
+        (fails_the_second_time, 4, [1, 1, 1], "failed with RuntimeError when it ran again"),
+        (speaks_to_other_processes, 3, [0, 0, 0], "calls torch.distributed"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_does_not_repeat_is_found_out_at_once_and_runs_twice_at_most_once(
+    library: Library,
+    function: Callable[[Library, Tensor], Tensor],
+    calls: int,
+    values: list[int],
+    said: str,
+    one_rank: None,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def called(x: Tensor) -> Tensor:
+        library.calls += 1
+        return function(library, x)
+
+    operator = library.define(called)
     with checked_session():
         results = [operator(torch.zeros(1000)) for _ in range(3)]
         assert not any(dtr_alloc.evict(result) for result in results)
-        # It ran once more than it was called, in its life.
-        assert [result[0].item() for result in results] == [1, 3, 4]
-    said = capfd.readouterr().err
-    assert said.count("gave other results when it ran again") == 1
-    assert f'dtr_alloc.trust("{library.namespace}::count")' in said
-
-
-def test_what_overwrites_an_argument_without_a_word_does_not_run_twice(
-    library: Library, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def sneak(x: Tensor) -> Tensor:
-        library.calls += 1
-        x.data += 1
-        return x * 2
-
-    operator = library.define(sneak)
-    x = torch.zeros(1000)
-    with checked_session():
-        result = operator(x)
-        assert not dtr_alloc.evict(result)
-        assert library.calls == 1
-        assert torch.equal(x, torch.ones(1000))
-    assert "overwrites an argument, of which its schema says nothing" in capfd.readouterr().err
+        assert [result[0].item() for result in results] == values
+    assert library.calls == calls
+    told = capfd.readouterr().err
+    assert told.count(said) == 1
+    assert f'dtr_alloc.trust("{library.namespace}::called")' in told
 
 
 def test_what_gives_the_same_memory_each_time_is_no_result_of_its_own(library: Library) -> None:
@@ -305,40 +331,6 @@ def test_a_buffer_that_an_operator_begins_to_use_while_it_runs_again_is_no_null_
     with checked_session(budget, swap=MIB):
         assert run() == expected
     buffer.clear()
-
-
-def test_what_fails_when_it_runs_again_fails_no_job(library: Library) -> None:
-    def once(x: Tensor) -> Tensor:
-        library.calls += 1
-        if library.calls == 2:
-            raise RuntimeError("only once")
-        return x + 1
-
-    operator = library.define(once)
-    with checked_session():
-        assert torch.equal(operator(torch.zeros(1000)), torch.ones(1000))
-        assert library.calls == 2
-        assert torch.equal(operator(torch.zeros(1000)), torch.ones(1000))
-
-
-def test_what_speaks_to_other_processes_does_not_run_twice(
-    library: Library, tmp_path: object, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def reduced(x: Tensor) -> Tensor:
-        library.calls += 1
-        y = x.clone()
-        dist.all_reduce(y)
-        return y
-
-    operator = library.define(reduced)
-    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path}/store")
-    try:
-        with checked_session():
-            assert not dtr_alloc.evict(operator(torch.ones(1000)))
-    finally:
-        dist.destroy_process_group()
-    assert library.calls == 1
-    assert "calls torch.distributed" in capfd.readouterr().err
 
 
 def test_an_interrupt_in_a_trial_is_the_jobs(library: Library) -> None:
