@@ -3,8 +3,6 @@
 The numbers mean nothing: this is for nobody to spend a GPU's time on a mistake in these scripts.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

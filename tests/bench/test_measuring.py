@@ -1,7 +1,5 @@
 """What reports of benches say of their cells. Needs PyTorch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from bench.foreign import report as foreign

@@ -3,8 +3,6 @@
 The studies are in tests/studies.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from statistics import median

@@ -12,8 +12,6 @@ copies) is not reached: no kernel runs, and nothing is known of a real device fr
 Prints one line of a table; its exit status is 1 if something failed.
 """
 
-from __future__ import annotations
-
 import ctypes
 import platform
 import re

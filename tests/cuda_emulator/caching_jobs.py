@@ -5,8 +5,6 @@ The history begins before the first allocation. OUT gets the snapshot, also if m
 FRACTION is one for set_per_process_memory_fraction; 1 would be no limit at all.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 

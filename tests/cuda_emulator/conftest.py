@@ -1,7 +1,5 @@
 """Jobs on emulated CUDA, a process each. Needs a CUDA build of torch, and no GPU."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The stand-in for CUDA: its libraries, the environment of a process over it, what it saw there."""
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import os

@@ -4,8 +4,6 @@ Whoever uses a tensor on another stream than that of its last write waits for th
 drops it has either recorded the streams that used it, or lets its first stream wait for them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 import sys

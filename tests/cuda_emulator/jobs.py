@@ -5,8 +5,6 @@ that two runs can be compared bit by bit. "fused" is the transformer with memory
 attention, whose dropout is inside the kernel.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -14,8 +14,6 @@ generator, which then moves on by 4: whoever does not save and restore the state
 generator gets other numbers.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import threading

@@ -7,8 +7,6 @@ fails: ``violations`` (work that could run beside other work, memory used wrongl
 script's global ``FACTS`` if it has one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import runpy

@@ -1,7 +1,5 @@
 """What shares the device with PyTorch's tensors: CuPy, other libraries, other processes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 STAND_IN = Path(__file__).parents[1] / "native"

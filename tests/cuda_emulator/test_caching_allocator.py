@@ -5,8 +5,6 @@ variant is marked as kept, its history lies in tests/data/caching for the tests 
 build of torch; KEEP_HISTORIES=FOLDER writes those of this torch anew.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, NamedTuple

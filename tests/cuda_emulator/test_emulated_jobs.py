@@ -1,7 +1,5 @@
 """Whole jobs on "cuda" compute the same bits in less memory."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Queued work stays unfinished until somebody waits for it, so whatever may overlap does.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Generators of the CUDA stand-in that tests/gpu cannot reach: RNNs, and a second device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 RNN_FLAG = """

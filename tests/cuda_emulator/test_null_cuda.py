@@ -1,7 +1,5 @@
 """Full-size jobs over a CUDA whose kernels compute nothing (bench/null_cuda): counts, no times."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What these tests compare: the bits of tensors before and after they were evicted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

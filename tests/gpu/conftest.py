@@ -6,8 +6,6 @@ process, which is what the dry run of `make gpu` does: it finds mistakes in the 
 nothing of a GPU.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

@@ -8,8 +8,6 @@ which a process has once, too.
     python own_process.py FILE TEST ARGUMENTS    what the process runs; arguments as JSON
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

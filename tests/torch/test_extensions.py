@@ -1,7 +1,5 @@
 """Functions of C++ extensions that are no operators (dtr_alloc/torch/extensions.py)."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

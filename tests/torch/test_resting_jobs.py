@@ -1,7 +1,5 @@
 """A job whose recorder rests trains with the same bits, and is evicted once it has grown."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path
