@@ -3,6 +3,7 @@ it, in parts too; before that, it is kept."""
 
 import ctypes
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -23,72 +24,60 @@ def dirty(*shape: int) -> Tensor:
     return torch.empty(*shape)
 
 
-def rows() -> Tensor:
-    buffer = dirty(8, 32)
-    for i in (3, 1, 0, 2, 7, 6, 5, 4):
-        buffer[i] = source(32) + i
+Fill = Callable[[Tensor], object]
+
+PARTS: dict[str, tuple[tuple[int, ...], Fill]] = {
+    "rows": ((8, 32), lambda b: [b[i].copy_(source(32) + i) for i in (3, 1, 0, 2, 7, 6, 5, 4)]),
+    "columns": (
+        (16, 32),
+        lambda b: [b[:, i : i + 8].copy_(source(16, 8) * i) for i in range(0, 32, 8)],
+    ),
+    "ranges": (
+        (300,),
+        lambda b: (
+            b[:100].fill_(1),
+            b[50:200].copy_(source(150)),
+            b[200:].uniform_(generator=torch.Generator().manual_seed(1)),
+        ),
+    ),
+    "every second": (
+        (32, 8),
+        lambda b: [b[i].fill_(i) for start in (0, 1) for i in range(start, 32, 2)],
+    ),
+    "results": (
+        (4, 64),
+        lambda b: (
+            torch.add(source(2, 64), 1, out=b[:2]),
+            torch.mul(source(2, 64), 3, out=b[2:]),
+        ),
+    ),
+    "flat": (
+        (8, 16),
+        lambda b: (b[:4].copy_(source(4, 16)), b.view(-1)[64:].copy_(source(64))),
+    ),
+    "a written part is read": (
+        (4, 64),
+        lambda b: (
+            b.__setitem__(0, source(64)),
+            [b[i].copy_(b[i - 1] * 2 + b[:i].sum(0)) for i in range(1, 4)],
+        ),
+    ),
+    "a written part is changed": (
+        (2, 64),
+        lambda b: (b[0].copy_(source(64)), b[0].add_(1), b[1].copy_(source(64))),
+    ),
+}
+
+
+def filled(shape: tuple[int, ...], fill: Fill) -> Tensor:
+    buffer = dirty(*shape)
+    fill(buffer)
     return buffer
 
 
-def columns() -> Tensor:
-    buffer = dirty(16, 32)
-    for i in range(0, 32, 8):
-        buffer[:, i : i + 8].copy_(source(16, 8) * i)
-    return buffer
-
-
-def ranges() -> Tensor:
-    buffer = dirty(300)
-    buffer[:100].fill_(1)
-    buffer[50:200].copy_(source(150))
-    buffer[200:].uniform_(generator=torch.Generator().manual_seed(1))
-    return buffer
-
-
-def every_second() -> Tensor:
-    buffer = dirty(32, 8)
-    for start in (0, 1):
-        for i in range(start, 32, 2):
-            buffer[i].fill_(i)
-    return buffer
-
-
-def results() -> Tensor:
-    buffer = dirty(4, 64)
-    torch.add(source(2, 64), 1, out=buffer[:2])
-    torch.mul(source(2, 64), 3, out=buffer[2:])
-    return buffer
-
-
-def flat() -> Tensor:
-    buffer = dirty(8, 16)
-    buffer[:4].copy_(source(4, 16))
-    buffer.view(-1)[64:].copy_(source(64))
-    return buffer
-
-
-def a_written_part_is_read() -> Tensor:
-    buffer = dirty(4, 64)
-    buffer[0] = source(64)
-    for i in range(1, 4):
-        buffer[i] = buffer[i - 1] * 2 + buffer[:i].sum(0)
-    return buffer
-
-
-def a_written_part_is_changed() -> Tensor:
-    buffer = dirty(2, 64)
-    buffer[0] = source(64)
-    buffer[0].add_(1)
-    buffer[1] = source(64)
-    return buffer
-
-
-def circular(dimensions: int) -> Callable[[], Tensor]:
-    def run() -> Tensor:
-        padding = (2, 1, 1, 3, 1, 2)[: 2 * dimensions]
-        return F.pad(source(3, 2, *(4, 5, 6)[:dimensions]), padding, mode="circular")
-
-    return run
+def circular(dimensions: int) -> Tensor:
+    padding = (2, 1, 1, 3, 1, 2)[: 2 * dimensions]
+    return F.pad(source(3, 2, *(4, 5, 6)[:dimensions]), padding, mode="circular")
 
 
 def rrelu() -> Tensor:
@@ -96,10 +85,10 @@ def rrelu() -> Tensor:
     return F.rrelu(source(256), training=True)
 
 
-NAMED = (rows, columns, ranges, every_second, results, flat, a_written_part_is_read)
-FILLED = {
-    **{fill.__name__: fill for fill in (*NAMED, a_written_part_is_changed, rrelu)},
-    **{f"circular_{dimensions}": circular(dimensions) for dimensions in (1, 2, 3)},
+FILLED: dict[str, Callable[[], Tensor]] = {
+    **{name: partial(filled, *of) for name, of in PARTS.items()},
+    **{f"circular, {n} dimensions": partial(circular, n) for n in (1, 2, 3)},
+    "rrelu": rrelu,
 }
 
 
@@ -134,35 +123,22 @@ def test_the_noise_of_rrelu_keeps_its_bits_in_evaluation() -> None:
         assert torch.equal(noise, source(256))
 
 
-def leaves_a_gap(buffer: Tensor) -> None:
-    buffer[5:].fill_(1)
+KEPT: dict[str, Fill] = {
+    "a gap is left": lambda b: b[5:].fill_(1),
+    "read before": lambda b: (b[:4].fill_(1), b[3:5] * 2, b[4:].fill_(2)),
+    "changed before": lambda b: (b[:4].fill_(1), b[4:].mul_(0)),
+    "what was not written is copied": lambda b: (
+        b[:4].fill_(1),
+        b[0].copy_(b[7]),
+        b[4:].fill_(1),
+    ),
+}
 
 
-def reads_before(buffer: Tensor) -> None:
-    buffer[:4].fill_(1)
-    buffer[3:5] * 2
-    buffer[4:].fill_(2)
-
-
-def changes_before(buffer: Tensor) -> None:
-    buffer[:4].fill_(1)
-    buffer[4:].mul_(0)
-
-
-def copies_what_was_not_written(buffer: Tensor) -> None:
-    buffer[:4].fill_(1)
-    buffer[0].copy_(buffer[7])
-    buffer[4:].fill_(1)
-
-
-KEPT = [leaves_a_gap, reads_before, changes_before, copies_what_was_not_written]
-
-
-@pytest.mark.parametrize("fill", KEPT)
-def test_what_was_not_written_in_full_is_kept(fill: Callable[[Tensor], None]) -> None:
+@pytest.mark.parametrize("name", KEPT)
+def test_what_was_not_written_in_full_is_kept(name: str) -> None:
     with checked_session():
-        buffer = dirty(8, 16)
-        fill(buffer)
+        buffer = filled((8, 16), KEPT[name])
         assert not dtr_alloc.evict(buffer)
         held = buffer.clone()
         assert torch.equal(evicted(buffer * 2), held * 2)
