@@ -176,18 +176,34 @@ std::shared_ptr<Capture> capture_of(cudaStream_t stream) {
   return found == state().captures.end() ? nullptr : found->second;
 }
 
-cudaError_t wait_for(cudaStream_t stream) {
+// Asks a stream for the completion of what it has by now.
+cudaError_t ask(cudaStream_t stream, CUresult (*completion)(CUevent)) {
   const Entered entered;
+  CUevent event = nullptr;
+  CUresult error = cuEventCreate(&event, 2);
+  if (error == CUDA_SUCCESS) error = cuEventRecord(event, queue_of(stream));
+  if (error == CUDA_SUCCESS) error = completion(event);
+  if (event) cuEventDestroy(event);
+  return result(error);
+}
+
+cudaError_t wait_for(cudaStream_t stream) {
   if (auto capture = capture_of(stream)) {
     capture->broken = true;
     return result(cudaErrorStreamCaptureUnsupported);
   }
-  CUevent event = nullptr;
-  CUresult error = cuEventCreate(&event, 2);
-  if (error == CUDA_SUCCESS) error = cuEventRecord(event, queue_of(stream));
-  if (error == CUDA_SUCCESS) error = cuEventSynchronize(event);
-  if (event) cuEventDestroy(event);
-  return result(error);
+  return ask(stream, cuEventSynchronize);
+}
+
+// A captured event never completes: to ask for it breaks the capture.
+cudaError_t ask(cudaEvent_t handle, CUresult (*completion)(CUevent)) {
+  const Entered entered;
+  auto* event = reinterpret_cast<Event*>(handle);
+  if (event->capture) {
+    event->capture->broken = true;
+    return result(cudaErrorCapturedEvent);
+  }
+  return result(completion(event->event));
 }
 
 std::vector<cudaStream_t> all_streams() {
@@ -485,14 +501,8 @@ EXPORT cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
 }
 EXPORT cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return wait_for(stream); }
 EXPORT cudaError_t cudaStreamQuery(cudaStream_t stream) {
-  const Entered entered;
   if (capture_of(stream)) return result(cudaErrorStreamCaptureUnsupported);
-  CUevent event = nullptr;
-  CUresult error = cuEventCreate(&event, 2);
-  if (error == CUDA_SUCCESS) error = cuEventRecord(event, queue_of(stream));
-  if (error == CUDA_SUCCESS) error = cuEventQuery(event);
-  cuEventDestroy(event);
-  return result(error);
+  return ask(stream, cuEventQuery);
 }
 EXPORT cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   return queue(stream, [=](cudaStream_t at) {
@@ -532,23 +542,9 @@ EXPORT cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream) {
   if (event->capture) return cudaSuccess;
   return result(cuEventRecord(event->event, queue_of(stream)));
 }
-EXPORT cudaError_t cudaEventQuery(cudaEvent_t handle) {
-  const Entered entered;
-  auto* event = reinterpret_cast<Event*>(handle);
-  if (event->capture) {
-    event->capture->broken = true;
-    return result(cudaErrorCapturedEvent);
-  }
-  return result(cuEventQuery(event->event));
-}
-EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
-  const Entered entered;
-  auto* event = reinterpret_cast<Event*>(handle);
-  if (event->capture) {
-    event->capture->broken = true;
-    return result(cudaErrorCapturedEvent);
-  }
-  return result(cuEventSynchronize(event->event));
+EXPORT cudaError_t cudaEventQuery(cudaEvent_t event) { return ask(event, cuEventQuery); }
+EXPORT cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  return ask(event, cuEventSynchronize);
 }
 EXPORT cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
   const auto taken =

@@ -15,7 +15,6 @@ generator gets other numbers.
 """
 
 import ctypes
-import functools
 import threading
 import warnings
 from collections.abc import Callable
@@ -499,11 +498,11 @@ def install() -> int:
             op = _overload(name)
             if _is_view(op):
                 continue
-            library.impl(op, _function(Kernel(op)), "CUDA", allow_override=True)
+            library.impl(op, Kernel(op).__call__, "CUDA", allow_override=True)
             installed += 1
         for name, run in BY_OTHERS.items():
             op = _overload(name)
-            library.impl(op, _function(Kernel(op, run)), "CUDA", allow_override=True)
+            library.impl(op, Kernel(op, run).__call__, "CUDA", allow_override=True)
         attention = torch.ops.aten._scaled_dot_product_efficient_attention
         backward = torch.ops.aten._scaled_dot_product_efficient_attention_backward
         for op, kernel in (
@@ -514,14 +513,6 @@ def install() -> int:
                 Kernel(backward.default, _efficient_attention_backward, draws=False),
             ),
         ):
-            library.impl(op, _function(kernel), "CUDA", allow_override=True)
+            library.impl(op, kernel.__call__, "CUDA", allow_override=True)
         library.impl(torch.ops.aten.copy_.default, _copy_, "CUDA", allow_override=True)
     return installed + len(BY_OTHERS) + 1
-
-
-def _function(kernel: Kernel) -> Callable[..., Any]:
-    @functools.wraps(kernel.__call__)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return kernel(*args, **kwargs)
-
-    return call
