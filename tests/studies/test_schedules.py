@@ -87,36 +87,27 @@ def changed(best, pairs):
     return replace(best, evictions=array("q", [number for pair in pairs for number in pair]))
 
 
-def test_an_eviction_that_cannot_be_is_named(found):
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda pairs: [pairs[0], *pairs], r"eviction 1 evicts storage .* not resident"),
+        (lambda pairs: [(pairs[0][0], 0), *pairs], r"eviction 0 evicts storage 0 .* pinned"),
+        (lambda pairs: [(pairs[0][0], 10**6), *pairs], r"evicts storage 1000000 .* is none"),
+        (lambda pairs: [pairs[0], (pairs[0][0] - 1, pairs[0][1])], "ascending"),
+        (lambda pairs: [*pairs, (10**6, 1)], "the run has"),
+        (lambda pairs: pairs[:1], "nothing more is evicted"),
+    ],
+)
+def test_evictions_that_cannot_be_are_named(found, change, reason):
     program, best = found
-    pairs = list(best.pairs())
-    with pytest.raises(ValueError, match=r"eviction 1 evicts storage .* not resident"):
-        schedules.run(program, changed(best, [pairs[0], pairs[0], *pairs[1:]]))
-    with pytest.raises(ValueError, match=r"eviction 0 evicts storage 0 .* pinned"):
-        schedules.run(program, changed(best, [(pairs[0][0], 0), *pairs]))
-    with pytest.raises(ValueError, match=r"evicts storage 1000000 .* is none"):
-        schedules.run(program, changed(best, [(pairs[0][0], 10**6), *pairs]))
-    with pytest.raises(ValueError, match="ascending"):
-        schedules.run(program, changed(best, [pairs[0], (pairs[0][0] - 1, pairs[0][1])]))
-    with pytest.raises(ValueError, match="the run has"):
-        schedules.run(program, changed(best, [*pairs, (10**6, 1)]))
+    with pytest.raises(ValueError, match=reason):
+        schedules.run(program, changed(best, change(list(best.pairs()))))
 
 
-def test_a_list_that_ends_early_leaves_too_little_room(found):
+def test_a_schedule_of_another_log_and_a_wrong_cost_are_named(found):
     program, best = found
-    with pytest.raises(ValueError, match="nothing more is evicted"):
-        schedules.run(program, changed(best, list(best.pairs())[:1]))
-
-
-def test_a_schedule_of_another_log_is_refused(found):
-    _, best = found
-    other = log_of("resnet_chain")
     with pytest.raises(ValueError, match="not for"):
-        schedules.run(other, best)
-
-
-def test_a_wrong_cost_is_named(found):
-    program, best = found
+        schedules.run(log_of("resnet_chain"), best)
     with pytest.raises(ValueError, match="it says"):
         schedules.run(program, replace(best, cost=best.cost + 1))
 
