@@ -24,16 +24,19 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {"dtr_alloc", "torch", "python", "platform", "device", "threads", "seed", "bench"}
 
 
-def run(module: str, *options: str) -> dict[str, Any]:
-    """The JSON document that ``python -m module --smoke --json -`` prints."""
+def run(module: str, *options: str, has: set[str]) -> dict[str, Any]:
+    """The JSON document that ``python -m module --smoke --json -`` prints, which has these keys."""
     done = python("-m", module, "--smoke", "--json", "-", *options, cwd=ROOT)
-    return json.loads(done.stdout)
+    document = json.loads(done.stdout)
+    assert document.keys() >= ENVIRONMENT | has
+    return document
 
 
 def test_smallest_budget() -> None:
     """Bisects two jobs coarsely, bits compared at every budget."""
-    document = run("bench.smallest_budget", "--device", "cpu")
-    assert document.keys() >= ENVIRONMENT | {"results", "steps", "resolution"}
+    document = run(
+        "bench.smallest_budget", "--device", "cpu", has={"results", "steps", "resolution"}
+    )
     for row in document["results"]:
         assert row["same_bits"]
         assert row["peak_allocated_bytes"] <= row["smallest_budget_bytes"]
@@ -43,8 +46,7 @@ def test_smallest_budget() -> None:
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_sweep(name: str) -> None:
     """One job in one budget under each setting of an experiment, bits compared."""
-    document = run("bench.sweep", name)
-    assert document.keys() >= ENVIRONMENT | {"results", "rounds", "scale", "steps"}
+    document = run("bench.sweep", name, has={"results", "rounds", "scale", "steps"})
     rows = {row["policy"]: row for row in document["results"]}
     outcomes = {name: row["outcome"] for name, row in rows.items()}
     if name == "custom-operators":
@@ -58,8 +60,7 @@ def test_sweep(name: str) -> None:
 
 def test_suggest() -> None:
     """What is suggested for one job, and what it takes."""
-    document = run("bench.suggest")
-    assert document.keys() >= ENVIRONMENT | {"results", "steps"}
+    document = run("bench.suggest", has={"results", "steps"})
     (row,) = document["results"]
     assert row["suggested_smallest_bytes"] < row["peak_bytes"]
     assert len(row["costs"]) == 3
@@ -67,8 +68,7 @@ def test_suggest() -> None:
 
 def test_soak() -> None:
     """A few rounds: each job ends with its bits, whatever came before."""
-    document = run("bench.soak")
-    assert document.keys() >= ENVIRONMENT | {"counts", "resident_set_bytes", "seconds"}
+    document = run("bench.soak", has={"counts", "resident_set_bytes", "seconds"})
     assert document["failures"] == []
     counts = document["counts"]
     assert counts["compared"] == counts["rounds"] > 0
@@ -77,16 +77,14 @@ def test_soak() -> None:
 
 def test_heap() -> None:
     """Pairs of malloc and free on our heap, our pool and glibc. Needs g++."""
-    document = run("bench.heap")
-    assert document.keys() >= ENVIRONMENT | {"results", "placement"}
+    document = run("bench.heap", has={"results", "placement"})
     assert {row["allocator"] for row in document["results"]} == {"heap", "pool", "glibc"}
     assert all(row["median_ns"] > 0 for row in document["results"])
 
 
 def test_search() -> None:
     """Searches among a few hundred candidates."""
-    document = run("bench.search")
-    assert document.keys() >= ENVIRONMENT | {"results", "processor"}
+    document = run("bench.search", has={"results", "processor"})
     for row in document["results"]:
         assert row["requests"] > 0
         assert 0 < row["median_us"] <= row["p90_us"]
@@ -95,8 +93,7 @@ def test_search() -> None:
 
 def test_overhead() -> None:
     """What an idle dtr_alloc adds, per operator and per step, at rest and recording."""
-    document = run("bench.overhead")
-    assert document.keys() >= ENVIRONMENT | {"commit", "command", "cases", "jobs"}
+    document = run("bench.overhead", has={"commit", "command", "cases", "jobs"})
     for row in document["cases"]:
         assert row["operators"] >= 1
         assert row["plain_ns_per_op"] > 0
@@ -113,8 +110,9 @@ def test_overhead() -> None:
 @pytest.mark.parametrize("job", ["digits", "gpt"])
 def test_demo(job: str, tmp_path: Path) -> None:
     """Both jobs of the demo at two budgets; a table's worth of numbers."""
-    document = run("bench.demo", "--device", "cpu", "--job", job, "--out", str(tmp_path))
-    assert document.keys() >= ENVIRONMENT | {"jobs"}
+    document = run(
+        "bench.demo", "--device", "cpu", "--job", job, "--out", str(tmp_path), has={"jobs"}
+    )
     (result,) = document["jobs"]
     rows = result["runs"]
     assert rows[0]["label"] == "plain"
@@ -127,8 +125,7 @@ def test_demo(job: str, tmp_path: Path) -> None:
 
 def test_peers() -> None:
     """A tiny job under every method, each beside ours in the memory that it takes."""
-    document = run("bench.peers")
-    assert document.keys() >= ENVIRONMENT | {"cells", "lines", "processor", "rounds"}
+    document = run("bench.peers", has={"cells", "lines", "processor", "rounds"})
     assert len({row["method"] for row in document["cells"]}) == len(document["cells"]) == 7
     text = markdown(document)
     for row in document["cells"]:
@@ -144,8 +141,7 @@ def test_peers() -> None:
 
 def test_foreign() -> None:
     """A job of PyTorch alone under each heuristic, at half its activations, bits compared."""
-    document = run("bench.foreign")
-    assert document.keys() >= ENVIRONMENT | {"jobs", "cells", "processor", "steps"}
+    document = run("bench.foreign", has={"jobs", "cells", "processor", "steps"})
     (job,) = document["jobs"]
     assert job["operators"] > 1000
     assert job["activations"] == job["peak"] - job["idle"] > 0
@@ -183,8 +179,7 @@ def test_what_bench_foreign_cannot_use_is_named(options: tuple[str, str], reason
 
 def test_frameworks() -> None:
     """A compiled job of PyTorch alone, as it is and in three budgets."""
-    document = run("bench.frameworks")
-    assert document.keys() >= ENVIRONMENT | {"results", "versions", "processor", "rounds"}
+    document = run("bench.frameworks", has={"results", "versions", "processor", "rounds"})
     (row,) = document["results"]
     assert row["ways"].keys() == {"plain", "no limit", "70%", "50%"}
     assert {way["outcome"] for way in row["ways"].values()} == {"trains"}
@@ -206,8 +201,7 @@ def test_what_a_framework_keeps_has_its_reason() -> None:
 
 def test_conformance() -> None:
     """A handful of operators, modules and optimizers, in a child."""
-    document = run("bench.conformance")
-    assert document.keys() >= ENVIRONMENT | {"counts", "kept"}
+    document = run("bench.conformance", has={"counts", "kept"})
     assert document["errors"] == document["other bits"] == []
     cases = [sum(limits["0"].values()) for limits in document["counts"].values()]
     assert cases == [4, 1, 1]
