@@ -145,21 +145,6 @@ def test_a_state_that_is_read_or_set_while_draws_are_repeated_is_the_jobs() -> N
         assert torch.equal(drawn, right)
 
 
-def test_seeding_after_a_draw_does_not_change_what_is_drawn_again() -> None:
-    with checked_session():
-        torch.manual_seed(2)
-        drawn = torch.randn(1000)
-        right = drawn.clone()
-        torch.manual_seed(99)
-        assert torch.equal(evicted(drawn), right)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(123)
-            assert torch.equal(evicted(drawn), right)
-        following = torch.randn(5)
-    torch.manual_seed(99)
-    assert torch.equal(torch.randn(5), following)
-
-
 own = torch.Generator()
 
 
