@@ -2,9 +2,10 @@
 
 from array import array
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
-from fidelity import run_model
+from fidelity import assert_same, run_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_trace import LETTERS, of_text
@@ -19,6 +20,7 @@ from dtr_alloc.fragment.models import (
     structs,
 )
 from dtr_alloc.simulation.simulate import PLACEMENTS
+from dtr_alloc.traces import trace_file
 from dtr_alloc.traces.trace import Kind, Trace
 
 PLACED = [name for name in MODELS if name not in ("paging", "exact")]
@@ -305,3 +307,47 @@ def test_our_heap_places_as_it_is_told():
 def test_a_model_is_found_by_the_name_that_it_had(old, new):
     trace = trace_of([])
     assert run_model(trace, old).model == new
+
+
+# ---- PyTorch's caching allocator, as histories of real ones have it. They are of PyTorch's own
+# allocator in CUDA builds, over a stand-in for the device; tests/cuda_emulator/
+# test_caching_allocator.py makes and checks them, and longer ones. ----
+
+
+HISTORIES = sorted((Path(__file__).parents[1] / "data" / "caching").glob("*.trace"))
+
+
+def test_there_are_histories_of_both_orders_of_ties():
+    versions = {trace_file.read(path).meta["torch"] for path in HISTORIES}
+    assert versions == {"2.11.0", "2.13.0"}
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
+def test_every_place_and_segment_is_as_recorded(path):
+    trace = trace_file.read(path)
+    assert assert_same(trace, **trace.meta["model"]) == 500
+
+
+@pytest.mark.parametrize(
+    ("size", "segment"),
+    [
+        *((1, 2 * MIB), (MIB, 2 * MIB), (MIB + 1, 20 * MIB), (10 * MIB - 512, 20 * MIB)),
+        *((10 * MIB, 10 * MIB), (10 * MIB + 1, 12 * MIB)),
+    ],
+)
+def test_a_first_request_gets_a_segment_by_its_size(size, segment):
+    assert run_model(trace_of([(size, 0)]), "pytorch").peak_reserved_bytes == segment
+
+
+@pytest.mark.parametrize(
+    ("size", "divisions", "rounded"),
+    [
+        (1, 4, 512),
+        (513, 0, 1024),
+        (1200, 4, 1536),  # no more than 512 * 4: as without divisions
+        *((5000, 4, 5120), (8192, 4, 8192), (9 * MIB, 4, 10 * MIB), (9 * MIB, 1, 9 * MIB)),
+    ],
+)
+def test_requests_are_rounded_by_the_divisions_of_powers_of_two(size, divisions, rounded):
+    result = run_model(trace_of([(size, 0)]), "pytorch", roundup_power2_divisions=divisions)
+    assert result.peak_used_bytes == rounded
