@@ -4,10 +4,10 @@ import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="needs the native build: setup.py build_ext")
 
-from native_fixtures import DRIVERS, core_object, fake_cuda, fake_cuda_library
+from native_fixtures import DRIVERS, core_object, fake_cuda, fake_cuda_library, record
 from native_pool import NativePool
 
-__all__ = ["core_object", "fake_cuda", "fake_cuda_library"]
+__all__ = ["core_object", "fake_cuda", "fake_cuda_library", "record"]
 
 
 @pytest.fixture(params=DRIVERS)

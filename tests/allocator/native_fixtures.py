@@ -9,7 +9,20 @@ from threading import Thread
 
 import pytest
 from cffi import FFI
-from native_pool import MIB, DriverFailed, NativePool, OutOfMemory, PoolError, check, ffi, lib
+from native_pool import (
+    MIB,
+    DriverFailed,
+    NativePool,
+    OutOfMemory,
+    PoolError,
+    check,
+    ffi,
+    lib,
+    pools_of,
+)
+
+from dtr_alloc.traces import trace_file
+from dtr_alloc.traces.recording import Recording
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT_OF_MEMORY, UNKNOWN = 2, 999  # errors of the driver (CUresult)
@@ -177,6 +190,25 @@ def fake_cuda(fake_cuda_library):
         fake.is_stuck = unloaded != lib.DTR_OK
         check(unloaded)
         assert fake.leaks() == 0
+
+
+@pytest.fixture
+def record(tmp_path):
+    """record(pools): begins a recording; its stop() returns the checked trace."""
+
+    class Here(Recording):
+        def stop(self):
+            super().stop()
+            trace = trace_file.read(self.path)
+            trace.validate()
+            return trace
+
+    def begin(*pools, name_of=str, only_at_oom=False):
+        made = Here(pools_of(*pools), tmp_path / "some.trace", "light", name_of, only_at_oom)
+        made.start()
+        return made
+
+    return begin
 
 
 def held_pool(fake_cuda):

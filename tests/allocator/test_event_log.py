@@ -13,25 +13,6 @@ from dtr_alloc.traces import recording, ring, trace_file
 from dtr_alloc.traces.trace import COLUMNS, Kind
 
 
-@pytest.fixture
-def record(tmp_path):
-    """record(pools): begins a recording; its stop() returns the checked trace."""
-
-    class Here(recording.Recording):
-        def stop(self):
-            super().stop()
-            trace = trace_file.read(self.path)
-            trace.validate()
-            return trace
-
-    def begin(*pools, name_of=str, only_at_oom=False):
-        made = Here(pools_of(*pools), tmp_path / "some.trace", "light", name_of, only_at_oom)
-        made.start()
-        return made
-
-    return begin
-
-
 def events(trace, *kinds):
     return [
         (kind, address, size)
@@ -136,21 +117,6 @@ def test_room_failures_and_budgets_are_events(make_pool, record):
     assert budgets == [8 * pool.chunk] + [16 * pool.chunk] * (not pool.is_fixed)
 
 
-def test_pools_that_share_a_log_are_devices_in_one_order(make_pool, record):
-    rng = random.Random(9)
-    with make_pool() as one, make_pool() as other:
-        recorded = record(one, other)
-        blocks = [[], []]
-        for _ in range(30):
-            churn(one, rng, blocks[0], 5)
-            churn(other, rng, blocks[1], 5)
-        trace = recorded.stop()
-        assert live(trace, 0) == in_use(one)
-        assert live(trace, 1) == in_use(other)
-    changes = sum(a != b for a, b in zip(trace.device, trace.device[1:], strict=False))
-    assert changes > 50
-
-
 def test_the_last_events_before_a_failure_are_a_trace_that_begins_with_what_was_there(
     make_pool, record, monkeypatch, capsys
 ):
@@ -220,20 +186,6 @@ def test_a_move_that_the_first_kept_event_ends_is_before_it(record, monkeypatch,
             if trace.kind[row] == Kind.ALLOCATE] == [(4096, "f"), (8192, "f")]  # fmt: skip
     assert Kind.MOVE_TO not in trace.kind
     assert Kind.FREE in trace.kind
-
-
-def test_marks_of_others_stand_where_they_were_made(record):
-    with NativePool("simulated") as pool:
-        recorded = record(pool)
-        old, new = pool.allocate(100), pool.allocate(200)
-        lib.dtr_pool_note_move(pool.handle, ffi.cast("void *", old), ffi.cast("void *", new), 100)
-        pool.free(old)
-        lib.dtr_pool_note(pool.handle, Kind.EVICT, ffi.cast("void *", new), 200)
-        pool.free(new)
-        trace = recorded.stop()
-    kinds = [kind for kind in trace.kind if kind not in (8, 9, 10)]
-    assert kinds == [0, 0, Kind.MOVE_FROM, Kind.MOVE_TO, 1, Kind.EVICT, 1]
-    assert len(trace.lifetimes().start) == 1
 
 
 def test_many_events_are_written_in_their_order_while_they_come(record):

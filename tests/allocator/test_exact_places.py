@@ -11,7 +11,6 @@ from native_pool import (
     KIB,
     MIB,
     NO_LIMIT,
-    PENDING,
     Invalid,
     NativePool,
     OutOfMemory,
@@ -162,17 +161,6 @@ class TestOnStreams:
         fake_cuda.finish(A)
         assert pool.try_at(2 * self.chunk, block, B) == given_at(block)
         fake_cuda.launch(B, block, 2 * self.chunk)
-
-    def test_a_pending_block_is_not_in_use(self, pool, fake_cuda):
-        block = pool.allocate(2 * self.chunk, A)
-        fake_cuda.launch(B, block, self.chunk)
-        pool.record_stream(block, B)
-        pool.free(block)
-        assert {b.address: b.state for b in pool.snapshot()}[block] == PENDING
-        assert pool.try_at(self.chunk, block, A) == NOTHING
-        fake_cuda.finish(B)
-        fake_cuda.finish(A)
-        assert pool.try_at(self.chunk, block, A) == given_at(block)
 
     def test_memory_moves_while_work_runs_on_it_and_nobody_waits(self, fake_cuda):
         """The addresses that it left give nothing before that work is done."""

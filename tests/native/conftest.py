@@ -7,12 +7,12 @@ import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="needs the native build: setup.py build_ext")
 
-from native_fixtures import compile_cpp, fake_cuda, fake_cuda_library
+from native_fixtures import compile_cpp, fake_cuda, fake_cuda_library, record
 from native_pool import NativePool
 from stream_toy import make_stream_toy
 from toy import PAGE, Toy
 
-__all__ = ["fake_cuda", "fake_cuda_library", "make_stream_toy"]
+__all__ = ["fake_cuda", "fake_cuda_library", "make_stream_toy", "record"]
 
 
 @pytest.fixture(scope="session")

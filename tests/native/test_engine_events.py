@@ -4,26 +4,13 @@ from contextlib import suppress
 
 import pytest
 from native_fixtures import on_threads
-from native_pool import pools_of
 from toy import WORDS, Failure, fail, never, op_key, release
 
-from dtr_alloc.traces import trace_file
-from dtr_alloc.traces.recording import Recording
 from dtr_alloc.traces.trace import Kind
 
 
-def record(toy, path, *names):
-    keys = {op_key(name): name for name in names}
-    recorded = Recording(pools_of(toy.pool), path, "budget", lambda key: keys.get(key, "?"))
-    recorded.start()
-    return recorded
-
-
-def ended(recorded):
-    recorded.stop()
-    trace = trace_file.read(recorded.path)
-    trace.validate()
-    return trace
+def name_of(key):
+    return {op_key(name): name for name in ("f", "g")}.get(key, "?")
 
 
 def marks(trace):
@@ -31,9 +18,9 @@ def marks(trace):
     return [(k, a) for k, a in zip(trace.kind, trace.address, strict=True) if k in kinds]
 
 
-def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(toy, tmp_path):
+def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(toy, record):
     source = toy.unseen(WORDS)
-    recorded = record(toy, tmp_path / "t", "f")
+    recorded = record(toy.pool, name_of=name_of)
     x = toy.one("f", source)
     places = [x.address]
     assert toy.move(x)
@@ -41,7 +28,7 @@ def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(toy, tmp_pat
     assert toy.evict(x)
     toy.materialize(x)
     places.append(x.address)
-    trace = ended(recorded)
+    trace = recorded.stop()
     assert marks(trace) == [
         *((Kind.MOVE_FROM, places[0]), (Kind.MOVE_TO, places[1]), (Kind.EVICT, places[1])),
         (Kind.REMATERIALIZE, places[2]),
@@ -54,9 +41,9 @@ def test_a_content_that_moves_is_evicted_and_comes_back_is_followed(toy, tmp_pat
     assert trace.address[ends[begun]] == places[1]
 
 
-def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(toy, tmp_path):
+def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(toy, record):
     source = toy.unseen(WORDS)
-    recorded = record(toy, tmp_path / "t", "f", "g")
+    recorded = record(toy.pool, name_of=name_of)
     frame = toy.frame
     made = [toy.one("f", source)]
 
@@ -67,7 +54,7 @@ def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(toy, tmp_path
     on_threads(go_on)
     named = {tensor.address: name for tensor, name in zip(made, "fg", strict=True)}
     release(source, *made)
-    trace = ended(recorded)
+    trace = recorded.stop()
     for kind, place, name in zip(trace.kind, trace.address, trace.name, strict=True):
         if kind == Kind.ALLOCATE and place in named:
             assert trace.names[name] == named.pop(place)
@@ -75,9 +62,9 @@ def test_an_operator_is_named_on_whatever_thread_its_frame_is_used(toy, tmp_path
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(toy, tmp_path, fails):
+def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(toy, record, fails):
     source = toy.unseen(WORDS)
-    recorded = record(toy, tmp_path / "t", "f", "g")
+    recorded = record(toy.pool, name_of=name_of)
     frames = []
     on_threads(lambda: frames.append(toy.frame))
     made = []
@@ -93,7 +80,7 @@ def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(toy, t
     made.append(toy.unseen(WORDS))
     places = [tensor.address for tensor in made]
     release(source, result, *made)
-    trace = ended(recorded)
+    trace = recorded.stop()
     names = {
         place: trace.names[name]
         for kind, place, name in zip(trace.kind, trace.address, trace.name, strict=True)
@@ -102,14 +89,14 @@ def test_an_operator_goes_on_under_its_name_when_one_inside_of_it_is_over(toy, t
     assert [names[place] for place in places] == ["f", ""]
 
 
-def test_what_the_job_drops_is_free_without_an_eviction(toy, tmp_path):
+def test_what_the_job_drops_is_free_without_an_eviction(toy, record):
     source = toy.unseen(WORDS)
-    recorded = record(toy, tmp_path / "t")
+    recorded = record(toy.pool)
     x = toy.one("f", source)
     y = toy.one("g", x)
     x.release()  # y could be computed from it again
     y.release()
     source.release()
-    trace = ended(recorded)
+    trace = recorded.stop()
     assert marks(trace) == []
     assert list(trace.lifetimes().end).count(-1) == 0

@@ -443,66 +443,38 @@ class EngineAgainstModel(RuleBasedStateMachine):
 SETTINGS = settings(stateful_step_count=50, suppress_health_check=list(HealthCheck))
 
 
-@few_or_many(20, 200)
-@pytest.mark.parametrize("policy", DEALLOCS)
-def test_jobs_on_host_memory_agree_with_the_model(policy, examples):
-
-    class OnHost(EngineAgainstModel):
-        dealloc = policy
-
-    run(OnHost, settings=settings(SETTINGS, max_examples=examples))
-
-
-@few_or_many(20, 100)
-def test_jobs_in_a_fixed_pool_agree_with_the_model(examples):
-    """Where holes do not come together by themselves, so that moves make room."""
-
-    class OnHost(EngineAgainstModel):
-        fixed = 1
-
-    run(OnHost, settings=settings(SETTINGS, max_examples=examples))
+# Memory of the stand-in for libcuda, whose calls fail at will, copies to the host among them: a
+# content stays where it was then.
+ON_CUDA = {
+    "driver": "cuda",
+    "device": (1, 0),
+    "chunk": 2 << 20,
+    "grain": 1024,
+    "sizes": (1024, 8192, 65536, 262144, 300 * 1024),
+}
+MACHINES = {
+    **{f"host, {dealloc}": {"dealloc": dealloc} for dealloc in DEALLOCS},
+    **{f"cuda, {dealloc}": ON_CUDA | {"dealloc": dealloc} for dealloc in DEALLOCS},
+    # Where holes do not come together by themselves, so that moves make room.
+    "host, fixed": {"fixed": 1},
+    "host, resting": {"rests": 2},
+}
 
 
-@few_or_many(20, 200)
-def test_jobs_whose_recorder_rests_agree_with_the_model(examples):
-
-    class OnHost(EngineAgainstModel):
-        rests = 2
-
-    run(OnHost, settings=settings(SETTINGS, max_examples=examples))
-
-
-class OnCuda:
-    """A machine's memory is that of the stand-in for libcuda."""
-
-    driver = "cuda"
-    device = (1, 0)
-    chunk = 2 << 20
-    grain = 1024
-    sizes = (1024, 8192, 65536, 262144, 300 * 1024)
+def machine(name, fake_cuda):
+    fake = {"fake": fake_cuda} if name.startswith("cuda") else {}
+    return type("Machine", (EngineAgainstModel,), MACHINES[name] | fake)
 
 
 @few_or_many(20, 200)
-@pytest.mark.parametrize("policy", DEALLOCS)
-def test_jobs_on_cuda_memory_agree_with_the_model(fake_cuda, policy, examples):
-    """The same on the stand-in for libcuda, whose calls fail at will, copies to the host among
-    them: then a content stays where it was."""
-
-    class Machine(OnCuda, EngineAgainstModel):
-        dealloc = policy
-        fake = fake_cuda
-
-    run(Machine, settings=settings(SETTINGS, max_examples=examples))
+@pytest.mark.parametrize("name", MACHINES)
+def test_jobs_agree_with_the_model(name, fake_cuda, examples):
+    run(machine(name, fake_cuda), settings=settings(SETTINGS, max_examples=examples))
 
 
 def test_times_that_an_aborted_call_read_are_not_for_the_next(fake_cuda):
     """Which has no inputs, and so no device."""
-
-    class Machine(OnCuda, EngineAgainstModel):
-        dealloc = "eager"
-        fake = fake_cuda
-
-    job = Machine()
+    job = machine("cuda, eager", fake_cuda)()
     job.begin(swaps=False)
     job.normalize(hidden=0, inputs=[1], size=2)
     job.move(index=0)

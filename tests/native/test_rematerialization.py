@@ -121,14 +121,6 @@ class Impure(Toy):
         return super()._execute(operator, tensors)
 
 
-def test_what_comes_back_as_it_was_is_compared_and_let_be(make_toy):
-    toy = make_toy(verify=1)
-    _, x, y = line(toy, "f", "g")
-    assert toy.evict(x)
-    assert y.comes_back()
-    assert toy.stats().verified == 2
-
-
 def test_a_result_that_differs_fails_the_rematerialization_and_stays_evicted(make_toy):
     toy = make_toy(kind=Impure, verify=1)
     _, x = line(toy, "impure")
@@ -151,12 +143,3 @@ def test_only_each_nth_eviction_keeps_a_copy(make_toy):
         toy.materialize(result)
         result.release()
     assert toy.stats().verified == 2
-
-
-def test_a_copy_goes_with_its_storage(make_toy):
-    toy = make_toy(verify=1)
-    source, x = line(toy, "f")
-    toy.evict(x)
-    x.release()
-    source.release()
-    assert toy.stats().verified == 0
