@@ -31,7 +31,6 @@ class AddressRange {
 
   uint64_t base() const { return base_; }
   uint64_t size() const { return size_; }
-  bool is_whole() const { return whole_; }
 
   // [begin, end), offsets that are multiples of the page, none of it held before. False, and
   // nothing has changed, if the system refuses: errno says why. It is to be able afterwards to give

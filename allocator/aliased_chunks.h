@@ -54,7 +54,6 @@ class AliasedChunks : NotCopied {
     return !empty() && aliased_.first_present(first, end) < end;
   }
   bool test(uint64_t chunk) const { return aliased_.test(chunk); }
-  uint64_t count() const { return aliased_.count(); }
 
  private:
   struct Batch {

@@ -1,9 +1,9 @@
 #include "any_pool.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
+#include "at_exit.h"
 #include "errors.h"
 
 namespace dtr {
@@ -40,15 +40,11 @@ int32_t AnyPool::ask_room(uint64_t size, uint64_t stream, int* idle_answers) {
 
 void AnyPool::set_budget(uint64_t budget_bytes) {
   check_budget(budget_bytes);
-  // However this ends, nothing is being lowered then.
-  struct Lowering {
-    AnyPool& pool;
-    ~Lowering() {
-      Lock lock(pool.mutex_);
-      pool.lowering_ = kNoLimit;
-      pool.grow();
-    }
-  } lowering{*this};
+  const AtExit nothing_is_lowered([this] {
+    Lock lock(mutex_);
+    lowering_ = kNoLimit;
+    grow();
+  });
   int idle_answers = 0;
   for (bool last = false;;) {
     uint64_t excess;
@@ -78,10 +74,9 @@ void AnyPool::set_budget(uint64_t budget_bytes) {
 uint64_t AnyPool::allocate_beyond(uint64_t size_bytes, uint64_t stream) {
   if (size_bytes == 0) return 0;
   Lock lock(mutex_);
-  if (driver_->capturing(stream)) {
+  if (driver_->capturing(stream))
     throw StateError("stream " + std::to_string(stream) +
                      " is being captured into a graph, which keeps its memory");
-  }
   uint64_t address = 0;
   try {
     address = driver_->allocate_on_stream(size_bytes, stream);
@@ -100,11 +95,10 @@ void AnyPool::free_beyond(uint64_t address) {
   if (address == 0) return;
   Lock lock(mutex_);
   const auto found = beyond_.find(address);
-  if (found == beyond_.end()) {
+  if (found == beyond_.end())
     throw InvalidArgument("free_beyond: address " + address_text(address) +
                           " is no memory beyond the budget (freed twice?); allowed: an address "
                           "from allocate_beyond");
-  }
   driver_->free_on_stream(address, found->second.stream);
   const std::chrono::nanoseconds held = std::chrono::steady_clock::now() - found->second.since;
   counts_.beyond_ns += static_cast<uint64_t>(held.count());
@@ -124,10 +118,9 @@ uint64_t AnyPool::unused_bytes() {
 }
 
 void AnyPool::require_no_blocks() const {
-  if (counts_.beyond_bytes != 0) {
+  if (counts_.beyond_bytes != 0)
     throw StateError("the pool has " + size_text(counts_.beyond_bytes) +
                      " beyond its budget in use; free it before it is destroyed");
-  }
   if (counts_.live_blocks == 0) return;
   throw StateError("the pool has " + std::to_string(counts_.live_blocks) + " blocks in use, " +
                    size_text(counts_.allocated_bytes) + "; free them before it is destroyed");

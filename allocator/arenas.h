@@ -92,8 +92,6 @@ class Arenas {
     }
   }
 
-  uint64_t count() const { return arenas_.size(); }  // open ones
-
  private:
   struct Arena {
     std::map<uint64_t, Owner> by_stream;

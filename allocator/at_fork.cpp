@@ -40,16 +40,14 @@ void HeldAcrossFork::enlist() {
   (void)registered;
   Enlisted& all = enlisted();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  const auto place =
-      std::upper_bound(all.in_order.begin(), all.in_order.end(), this,
-                       [](const auto* a, const auto* b) { return a->order() < b->order(); });
+  const auto place = std::ranges::upper_bound(all.in_order, order(), {}, &HeldAcrossFork::order);
   all.in_order.insert(place, this);
 }
 
 HeldAcrossFork::~HeldAcrossFork() {
   Enlisted& all = enlisted();
   const std::lock_guard<std::mutex> lock(all.mutex);
-  all.in_order.erase(std::find(all.in_order.begin(), all.in_order.end(), this));
+  all.in_order.erase(std::ranges::find(all.in_order, this));
 }
 
 }  // namespace dtr

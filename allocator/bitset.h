@@ -49,29 +49,22 @@ class Bitset {
     return (~levels_[0][begin / 64] & mask) == 0;
   }
 
-  // Each works on [begin, end). set_range and clear_range return how many members changed.
-  uint64_t set_range(uint64_t begin, uint64_t end) {
-    uint64_t changed = 0;
+  // Each works on [begin, end).
+  void set_range(uint64_t begin, uint64_t end) {
     for_words(begin, end, [&](uint64_t word, uint64_t mask) {
-      uint64_t before = levels_[0][word];
-      changed += __builtin_popcountll(mask & ~before);
       // One bit through set() carries the summary; the others follow in the same word.
-      if (before == 0) set(word * 64 + lowest(mask));
+      if (levels_[0][word] == 0) set(word * 64 + lowest(mask));
       levels_[0][word] |= mask;
     });
-    return changed;
   }
-  uint64_t clear_range(uint64_t begin, uint64_t end) {
-    uint64_t changed = 0;
+  void clear_range(uint64_t begin, uint64_t end) {
     for_words(begin, end, [&](uint64_t word, uint64_t mask) {
       uint64_t hit = mask & levels_[0][word];
       if (hit == 0) return;
-      changed += __builtin_popcountll(hit);
       uint64_t last = uint64_t{1} << lowest(hit);
       levels_[0][word] &= ~(hit & ~last);
       clear(word * 64 + lowest(hit));
     });
-    return changed;
   }
   uint64_t count(uint64_t begin, uint64_t end) const {
     uint64_t total = 0;

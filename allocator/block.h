@@ -78,7 +78,6 @@ class BlockNodes : NotCopied {
 
   uint64_t capacity() const { return capacity_; }
   Block* at(uint32_t number) { return &blocks_[number]; }
-  const Block* at(uint32_t number) const { return &blocks_[number]; }
   uint32_t number(const Block* block) const { return static_cast<uint32_t>(block - &blocks_[0]); }
   BlockDetail& detail(const Block* block) { return details_[number(block)]; }
   const BlockDetail& detail(const Block* block) const { return details_[number(block)]; }

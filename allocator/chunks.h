@@ -75,7 +75,6 @@ class Chunks : NotCopied {
   uint64_t maps() const { return maps_; }
   uint64_t unmaps() const { return unmaps_; }
 
-  bool is_mapped(uint64_t offset) const { return mapped_.test(number(offset)); }
   // Whether all chunks are that [begin, end) lies over.
   bool all_mapped(uint64_t begin, uint64_t end) const {
     return mapped_.all(number(begin), number(end - 1) + 1);

@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 
@@ -146,15 +145,13 @@ class CountedPool : public AnyPool {
     Lock lock(mutex_);
     uint64_t bytes = 0;
     for (const auto& [address, block] : blocks_) bytes += block.size_bytes;
-    if (bytes != counts_.allocated_bytes || blocks_.size() != counts_.live_blocks) {
+    if (bytes != counts_.allocated_bytes || blocks_.size() != counts_.live_blocks)
       return "N1: " + std::to_string(blocks_.size()) + " blocks in use have " +
              std::to_string(bytes) + " bytes, counted are " + std::to_string(counts_.live_blocks) +
              " with " + std::to_string(counts_.allocated_bytes);
-    }
-    if (bytes > budget_) {
+    if (bytes > budget_)
       return "N2: " + std::to_string(bytes) + " bytes in use exceed the budget of " +
              std::to_string(budget_);
-    }
     return "";
   }
 

@@ -47,10 +47,9 @@ std::shared_ptr<const CudaApi> load_cuda_api(const std::string& library_path) {
   auto api = std::make_shared<CudaApi>();
   auto find = [&](const char* symbol) {
     void* address = ::dlsym(handle, symbol);
-    if (address == nullptr) {
+    if (address == nullptr)
       throw DriverError("the CUDA driver library " + library_path + " has no function " + symbol +
                         "; the driver is too old");
-    }
     return address;
   };
 #define DTR_CUDA_FIND(name, symbol, parameters) \

@@ -24,10 +24,9 @@ CuDevice find_device(const CudaApi& cuda, int32_t ordinal) {
   int count = 0;
   cuda.check(cuda.device_count(&count), "cuDeviceGetCount");
   if (count == 0) throw DriverError("the CUDA driver has no device");
-  if (ordinal >= count) {
+  if (ordinal >= count)
     throw InvalidArgument("device is " + std::to_string(ordinal) + "; allowed: 0 to " +
                           std::to_string(count - 1));
-  }
   CuDevice device = 0;
   cuda.check(cuda.device_get(&device, ordinal), "cuDeviceGet");
   return device;
@@ -230,7 +229,7 @@ class CudaDriver final : public Driver {
     wider.push_back({{kind_.location.type, peer}, 3});
     std::vector<CuAddress> mapped;
     for (const auto& [address, handle] : handles_) mapped.push_back(address);
-    std::sort(mapped.begin(), mapped.end());
+    std::ranges::sort(mapped);
     for (size_t i = 0; i < mapped.size();) {
       const CuAddress begin = mapped[i];
       CuAddress end = begin;

@@ -66,10 +66,9 @@ class DeviceWork : NotCopied {
   // What the driver refuses to take back just now is offered again, at the latest by close().
   void host_free(uint64_t host) {
     auto found = host_.find(host);
-    if (found == host_.end()) {
+    if (found == host_.end())
       throw InvalidArgument("host is " + address_text(host) +
                             "; allowed: the start of host memory of this pool");
-    }
     freed_.insert(host_.extract(found));
     try {
       return_freed();

@@ -18,6 +18,7 @@
 #include <memory>
 #include <string>
 
+#include "errors.h"
 #include "not_copied.h"
 
 namespace dtr {
@@ -52,48 +53,52 @@ class Driver {
   // `from` is from now on that behind `to`, which was unmapped; at `from` it remains to be seen,
   // for work that was queued earlier, until unalias(from). To all other verbs `from` is unmapped.
   virtual bool can_alias() const { return false; }
-  virtual void alias(uint64_t to, uint64_t from);
-  virtual void unalias(uint64_t address, uint64_t size_bytes);
+  virtual void alias(uint64_t to, uint64_t from) { missing(__func__); }
+  virtual void unalias(uint64_t address, uint64_t size_bytes) { missing(__func__); }
 
   // ---- Optional: streams. A driver without them runs all work at once, in the order of calls;
   // then none of these is called and memory can be reused as soon as it is freed.
   virtual bool has_streams() const { return false; }
   // A timed event can be given to elapsed_ns.
-  virtual Event create_event(bool timed = false);
-  virtual void destroy_event(Event event);
+  virtual Event create_event(bool timed = false) { missing(__func__); }
+  virtual void destroy_event(Event event) { missing(__func__); }
   // The event completes when all work now on the stream has. An event may be recorded again.
-  virtual void record_event(Event event, uint64_t stream);
-  virtual bool event_complete(Event event);
-  virtual void synchronize_event(Event event);
+  virtual void record_event(Event event, uint64_t stream) { missing(__func__); }
+  virtual bool event_complete(Event event) { missing(__func__); }
+  virtual void synchronize_event(Event event) { missing(__func__); }
   // Work queued on the stream from now on starts after the event; the caller does not wait.
-  virtual void stream_wait_event(uint64_t stream, Event event);
+  virtual void stream_wait_event(uint64_t stream, Event event) { missing(__func__); }
   // Between two timed events that are complete.
-  virtual int64_t elapsed_ns(Event begin, Event end);
+  virtual int64_t elapsed_ns(Event begin, Event end) { missing(__func__); }
   // A stream that waits for no other unless told to.
-  virtual uint64_t create_stream();
-  virtual void destroy_stream(uint64_t stream);
+  virtual uint64_t create_stream() { missing(__func__); }
+  virtual void destroy_stream(uint64_t stream) { missing(__func__); }
   // Waits on the host for the work that is now on the stream.
-  virtual void synchronize_stream(uint64_t stream);
+  virtual void synchronize_stream(uint64_t stream) { missing(__func__); }
   // Whether what is queued on the stream is captured into a graph instead of being run. Nothing
   // may wait for an event recorded there, and the stream cannot wait for other events.
-  virtual bool capturing(uint64_t stream);
+  virtual bool capturing(uint64_t stream) { return false; }
   // Waits on the host for all work of the device; false, and nothing was waited for, if a stream
   // that is being captured forbids it.
-  virtual bool synchronize_device();
+  virtual bool synchronize_device() { return true; }
 
   // ---- Optional: work of another device of this process may use what is mapped, now and later.
-  virtual void add_peer(int32_t device);
+  virtual void add_peer(int32_t device) { missing(__func__); }
 
   // ---- Optional: memory outside of all reservations, for work on a stream. The device has it back
   // once the work is done that is on the stream when it is freed; the caller does not wait.
-  virtual uint64_t allocate_on_stream(uint64_t size_bytes, uint64_t stream);
-  virtual void free_on_stream(uint64_t address, uint64_t stream);
+  virtual uint64_t allocate_on_stream(uint64_t size_bytes, uint64_t stream) { missing(__func__); }
+  virtual void free_on_stream(uint64_t address, uint64_t stream) { missing(__func__); }
 
   // ---- Optional: contents, for moving blocks. In stream order where there are streams.
   virtual bool has_contents() const { return false; }
-  virtual void fill(uint64_t address, uint8_t value, uint64_t size_bytes, uint64_t stream);
+  virtual void fill(uint64_t address, uint8_t value, uint64_t size_bytes, uint64_t stream) {
+    missing(__func__);
+  }
   // The ranges may overlap only on drivers without streams.
-  virtual void copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream);
+  virtual void copy(uint64_t to, uint64_t from, uint64_t size_bytes, uint64_t stream) {
+    missing(__func__);
+  }
 
   // ---- Host memory, and copies between it and the device, in stream order. The caller keeps
   // host memory until the work that uses it is done.
@@ -119,6 +124,10 @@ class Driver {
   }
 
  private:
+  [[noreturn]] static void missing(const char* verb) {
+    throw StateError(std::string("this driver has no verb ") + verb);
+  }
+
   std::atomic<uint64_t> host_waits_{0}, host_wait_ns_{0};
 };
 
@@ -135,12 +144,18 @@ class Reservation : NotCopied {
  public:
   Reservation(Driver& driver, uint64_t size_bytes, uint64_t chunk_bytes)
       : driver_(driver), size_(size_bytes), base_(driver.reserve(size_bytes, chunk_bytes)) {}
-  ~Reservation();
+  ~Reservation() {
+    or_say("address space not released", [this] { close(); });
+  }
 
   uint64_t base() const { return base_; }
   uint64_t size() const { return size_; }
   // What the destructor does, for a caller that wants to know of failure (and may try again).
-  void close();
+  void close() {
+    if (!open_) return;
+    driver_.release(base_, size_);
+    open_ = false;
+  }
 
  private:
   Driver& driver_;

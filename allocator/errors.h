@@ -1,6 +1,7 @@
 // The four ways in which the core fails; native/base/error.h turns them into status codes.
 #pragma once
 
+#include <cinttypes>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -46,9 +47,28 @@ void or_say(const char* not_done, Body&& body) noexcept {
 }
 
 // "12.0 MiB (12582912 bytes)", "no limit" for UINT64_MAX.
-std::string size_text(uint64_t bytes);
+inline std::string size_text(uint64_t bytes) {
+  if (bytes == UINT64_MAX) return "no limit";
+  static const char* const units[] = {"bytes", "KiB", "MiB", "GiB", "TiB"};
+  int unit = 0;
+  double value = static_cast<double>(bytes);
+  while (value >= 1024 && unit < 4) {
+    value /= 1024;
+    ++unit;
+  }
+  char text[64];
+  if (unit == 0)
+    std::snprintf(text, sizeof text, "%" PRIu64 " bytes", bytes);
+  else
+    std::snprintf(text, sizeof text, "%.1f %s (%" PRIu64 " bytes)", value, units[unit], bytes);
+  return text;
+}
 
 // "0x7f0000001000"
-std::string address_text(uint64_t address);
+inline std::string address_text(uint64_t address) {
+  char text[32];
+  std::snprintf(text, sizeof text, "0x%" PRIx64, address);
+  return text;
+}
 
 }  // namespace dtr

@@ -6,9 +6,12 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <utility>
 #include <vector>
 
 #include "at_fork.h"
@@ -44,25 +47,87 @@ class EventLog {
   static constexpr uint64_t kMostBlocks = 1024;  // 200 MB that nobody took out
 
   void add(uint16_t device, uint8_t kind, uint64_t address, uint64_t size_bytes,
-           uint64_t stream) noexcept;
+           uint64_t stream) noexcept {
+    LogLock lock(mutex_);
+    push(device, kind, address, size_bytes, stream);
+  }
   // One event directly behind the other.
-  void add_move(uint16_t device, uint64_t from, uint64_t to, uint64_t size_bytes) noexcept;
+  void add_move(uint16_t device, uint64_t from, uint64_t to, uint64_t size_bytes) noexcept {
+    LogLock lock(mutex_);
+    push(device, DTR_EVENT_MOVE_FROM, from, size_bytes, 0);
+    push(device, DTR_EVENT_MOVE_TO, to, size_bytes, 0);
+  }
 
   // Moves up to capacity events out, in whole blocks, oldest first; returns how many.
-  uint64_t drain(const dtr_event_columns& to, uint64_t capacity);
-  uint64_t lost() const;
+  uint64_t drain(const dtr_event_columns& to, uint64_t capacity) {
+    uint64_t drained = 0;
+    while (capacity - drained >= kBlockEvents) {
+      std::unique_ptr<Block> block;
+      {
+        LogLock lock(mutex_);
+        if (blocks_.empty()) break;
+        block = std::move(blocks_.front());
+        blocks_.erase(blocks_.begin());
+      }
+      for (uint64_t i = 0; i < block->count; ++i, ++drained) {
+        const Event& event = block->events[i];
+        to.kind[drained] = event.kind;
+        to.time_ns[drained] = event.time_ns;
+        to.address[drained] = event.address;
+        to.size_bytes[drained] = event.size_bytes;
+        to.stream[drained] = event.stream;
+        to.device[drained] = event.device;
+        to.op[drained] = event.op;
+        to.place[drained] = event.place;
+      }
+      block->count = 0;
+      LogLock lock(mutex_);
+      if (spare_ == nullptr) std::swap(spare_, block);
+    }
+    return drained;
+  }
+  uint64_t lost() const {
+    LogLock lock(mutex_);
+    return lost_;
+  }
   // How many sources write to it.
   uint32_t writers() const { return writers_.load(); }
 
  private:
   friend class EventSource;
+  using LogLock = std::lock_guard<std::mutex>;
   struct Block {
     uint64_t count = 0;
     Event events[kBlockEvents];
   };
 
+  // Once one event is lost, all that follow are: what is there is the whole beginning.
   void push(uint16_t device, uint8_t kind, uint64_t address, uint64_t size_bytes,
-            uint64_t stream) noexcept;
+            uint64_t stream) noexcept {
+    if (lost_ != 0) {
+      ++lost_;
+      return;
+    }
+    if (blocks_.empty() || blocks_.back()->count == kBlockEvents) {
+      if (blocks_.size() == kMostBlocks) {
+        ++lost_;
+        return;
+      }
+      try {
+        blocks_.reserve(blocks_.size() + 1);
+        blocks_.push_back(spare_ != nullptr ? std::move(spare_) : std::make_unique<Block>());
+      } catch (const std::bad_alloc&) {
+        ++lost_;
+        return;
+      }
+    }
+    const int64_t now_ns =
+        std::chrono::nanoseconds(std::chrono::steady_clock::now().time_since_epoch()).count();
+    if (begin_ns_ == 0) begin_ns_ = now_ns;
+    Block& block = *blocks_.back();
+    block.events[block.count++] = {now_ns - begin_ns_,     address, size_bytes, stream,
+                                   running_op_of_thread(), device,  kind,       place_of_thread()};
+  }
 
   mutable std::mutex mutex_;  // a leaf: nothing is called under it
   HeldAcrossFork held_across_fork_ = HeldAcrossFork::leaf(mutex_);

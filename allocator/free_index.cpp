@@ -1,6 +1,5 @@
 #include "free_index.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "errors.h"
@@ -19,10 +18,9 @@ FreeIndex::FreeIndex(BlockNodes& nodes, FreeLeaves& leaves, uint64_t begin, uint
       begin_(begin),
       shift_(__builtin_ctzll(grain)),
       offset_bits_(64 - __builtin_clzll(((end - begin) >> shift_) | 1)) {
-  if ((end - begin) >> shift_ > uint64_t{1} << 36) {
+  if ((end - begin) >> shift_ > uint64_t{1} << 36)
     throw InvalidArgument("a heap of " + size_text(end - begin) + " with a grain of " +
                           size_text(grain) + "; allowed: at most 2^36 grains");
-  }
 }
 
 int FreeIndex::next_bin(int bin) const {
@@ -36,19 +34,6 @@ int FreeIndex::next_bin(int bin) const {
     bits = used_[word];
   }
   return word * 64 + __builtin_ctzll(bits);
-}
-
-int FreeIndex::previous_bin(int bin) const {
-  if (bin < 0) return -1;
-  int word = bin / 64;
-  uint64_t bits = used_[word] & (~uint64_t{0} >> (63 - bin % 64));
-  if (bits == 0) {
-    uint64_t words = used_words_ & ~(~uint64_t{0} << word);
-    if (words == 0) return -1;
-    word = 63 - __builtin_clzll(words);
-    bits = used_[word];
-  }
-  return word * 64 + 63 - __builtin_clzll(bits);
 }
 
 // As keys wrap below the given one, what is sought is the least difference. Each half has a chain
@@ -68,17 +53,6 @@ Block* FreeIndex::least_from(const FreeLeaf& leaf, uint64_t key) const {
   found = least_high < least ? found_high : found;
   least = least_high < least ? least_high : least;
   return least == none ? nullptr : nodes_.at(leaf.blocks[found]);
-}
-
-Block* FreeIndex::greatest_below(const FreeLeaf& leaf, uint64_t key) const {
-  uint64_t greatest = 0;
-  uint32_t found = FreeLeaf::kSlots;
-  for (uint32_t i = 0; i < FreeLeaf::kSlots; ++i) {
-    if (leaf.keys[i] >= key || leaf.keys[i] < greatest) continue;
-    found = i;
-    greatest = leaf.keys[i];
-  }
-  return found == FreeLeaf::kSlots ? nullptr : nodes_.at(leaf.blocks[found]);
 }
 
 // Every branch has room for two more leaves, and two more branches can be made.
@@ -118,7 +92,7 @@ uint32_t FreeIndex::split(int bin, uint64_t key, uint32_t full) {
   std::array<std::pair<uint64_t, uint32_t>, FreeLeaf::kSlots> all;
   FreeLeaf& lower = leaves_.at(full);
   for (uint32_t i = 0; i < FreeLeaf::kSlots; ++i) all[i] = {lower.keys[i], lower.blocks[i]};
-  std::sort(all.begin(), all.end());
+  std::ranges::sort(all);
   std::fill_n(lower.keys, FreeLeaf::kSlots, FreeLeaf::kNoKey);
   lower.used = 0;
   const uint32_t upper = leaves_.make();
@@ -174,28 +148,25 @@ Block* FreeIndex::at_least(uint64_t size, uint64_t offset) const {
   return first_in(next_bin(at.bin + 1));
 }
 
-Block* FreeIndex::before(const Block* block) const {
-  const Place at = place_of(block);
-  const uint32_t number = block->place >> kSlotBits;
-  if (Block* found = greatest_below(leaves_.at(number), at.key)) return found;
-  if (number == bins_[at.bin]) return last_in(previous_bin(at.bin - 1));
-  const Branch& branch = branches_[leaves_.at(bins_[at.bin]).branch];
-  const uint32_t below = branch.leaves[index_in(branch, at.key) - 1];
-  return greatest_below(leaves_.at(below), FreeLeaf::kNoKey);
+Block* FreeIndex::largest() const {
+  if (used_words_ == 0) return nullptr;
+  const int word = 63 - __builtin_clzll(used_words_);
+  const uint32_t first = bins_[word * 64 + 63 - __builtin_clzll(used_[word])];
+  const uint16_t branch = leaves_.at(first).branch;
+  const FreeLeaf& last = leaves_.at(branch == 0 ? first : branches_[branch].leaves.back());
+  uint32_t found = 0;
+  uint64_t greatest = 0;
+  for (uint32_t i = 0; i < FreeLeaf::kSlots; ++i) {
+    if (last.keys[i] == FreeLeaf::kNoKey || last.keys[i] < greatest) continue;
+    found = i;
+    greatest = last.keys[i];
+  }
+  return nodes_.at(last.blocks[found]);
 }
-
-Block* FreeIndex::largest() const { return last_in(previous_bin(kBins - 1)); }
 
 // nullptr of no bin.
 Block* FreeIndex::first_in(int bin) const {
   return bin < 0 ? nullptr : least_from(leaves_.at(bins_[bin]), 0);
-}
-
-Block* FreeIndex::last_in(int bin) const {
-  if (bin < 0) return nullptr;
-  const uint16_t branch = leaves_.at(bins_[bin]).branch;
-  const uint32_t last = branch == 0 ? bins_[bin] : branches_[branch].leaves.back();
-  return greatest_below(leaves_.at(last), FreeLeaf::kNoKey);
 }
 
 uint64_t FreeIndex::check(std::string* broken) const {

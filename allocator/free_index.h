@@ -102,9 +102,7 @@ class FreeIndex {
   Block* at_least(uint64_t size, uint64_t offset = 0) const;
   // The block after this one in that order, or nullptr.
   Block* after(const Block* block) const { return at_least(block->size, block->offset + unit()); }
-  // The block before one of them in that order, or nullptr; the last of all.
-  Block* before(const Block* block) const;
-  Block* largest() const;
+  Block* largest() const;  // the last in that order, or nullptr
   // Calls visit(block) for each, in no order.
   template <typename Visit>
   void for_each(Visit&& visit) const {
@@ -174,13 +172,10 @@ class FreeIndex {
     return leaves.leaves[index_in(leaves, key)];
   }
 
-  int next_bin(int bin) const;      // the first used bin from this one on, or -1
-  int previous_bin(int bin) const;  // the last used bin up to this one, or -1
+  int next_bin(int bin) const;  // the first used bin from this one on, or -1
   Block* first_in(int bin) const;
-  Block* last_in(int bin) const;
-  // The block of the least key from this one on, or of the greatest below it; nullptr if none.
+  // The block of the least key from this one on; nullptr if none.
   Block* least_from(const FreeLeaf& leaf, uint64_t key) const;
-  Block* greatest_below(const FreeLeaf& leaf, uint64_t key) const;
   template <typename Visit>
   void visit_leaf(const FreeLeaf& leaf, Visit&& visit) const {
     for (uint32_t used = leaf.used; used != 0; used &= used - 1)

@@ -142,10 +142,9 @@ std::string GuardedPool::check_invariants() {
       return "G1: a block at " + address_text(begin) + " lies over the one before it";
     behind = end + kGuardPage;
   }
-  if (behind > first_ + span_ || ends_.size() != counts_.live_blocks) {
+  if (behind > first_ + span_ || ends_.size() != counts_.live_blocks)
     return "G1: " + std::to_string(ends_.size()) + " blocks have pages, in use are " +
            std::to_string(counts_.live_blocks);
-  }
   return "";
 }
 

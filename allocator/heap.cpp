@@ -1,6 +1,5 @@
 #include "heap.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "errors.h"
@@ -37,10 +36,9 @@ Heap::Heap(Chunks& chunks, uint64_t begin, uint64_t end, uint64_t grain)
 }
 
 Heap::OwnerBlocks& Heap::first_owned(Owner owner) {
-  if (owner >= kMostOwners) {
+  if (owner >= kMostOwners)
     throw StateError("more than " + std::to_string(kMostOwners) +
                      " streams have used memory of one pool");
-  }
   while (owner >= owners_.size()) {
     auto blocks = std::make_unique<OwnerBlocks>(*this);
     if (by_address_) blocks->by_cell = std::make_unique<MaxTree>(starts_.cells());
@@ -78,9 +76,8 @@ void Heap::keep_by_address() {
   for (auto& blocks : owners_) {
     blocks->by_cell = std::make_unique<MaxTree>(starts_.cells());
     for (const Block* hole = blocks->index.at_least(0); hole != nullptr;
-         hole = blocks->index.after(hole)) {
+         hole = blocks->index.after(hole))
       note_size(*blocks, hole);
-    }
   }
 }
 
@@ -281,9 +278,8 @@ std::string Heap::check() const {
       if (owners_[block->owner]->index.at_least(block->size, block->offset) != block)
         return "H2: a free index lacks the block" + where;
       if (previous != nullptr && previous->state == BlockState::kFree &&
-          previous->owner == block->owner) {
+          previous->owner == block->owner)
         return "H3: two free neighbors are not merged" + where;
-      }
       const MaxTree* by_cell = owners_[block->owner]->by_cell.get();
       if (by_cell != nullptr && by_cell->bound(starts_.cell_of(block->offset)) < block->size)
         return "H7: the bound of a cell is too low" + where;

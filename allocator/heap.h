@@ -49,7 +49,6 @@ class Heap : NotCopied {
 
   uint64_t begin() const { return begin_; }
   uint64_t end() const { return end_; }
-  uint64_t grain() const { return grain_; }
 
   // The best fit among the free blocks of one owner, or nullptr; then the next best.
   Block* best_fit(Owner owner, uint64_t size) const;

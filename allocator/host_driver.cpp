@@ -32,10 +32,9 @@ namespace {
 [[noreturn]] void fail_for_addresses(uint64_t size_bytes) {
   std::string text = "mmap of " + size_text(size_bytes) + " failed: " + ::strerror(errno);
   const uint64_t limit = address_space_limit();
-  if (limit != kNoAddressLimit) {
+  if (limit != kNoAddressLimit)
     text += "; the address space of the process is limited to " + size_text(limit) +
             " (RLIMIT_AS, ulimit -v)";
-  }
   throw DriverError(text, true);
 }
 

@@ -20,7 +20,6 @@
 
 #include <atomic>
 #include <cassert>
-#include <cstdint>
 
 namespace dtr {
 

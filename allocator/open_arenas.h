@@ -35,7 +35,6 @@ class OpenArenas {
     require_open(arena);
     open_.erase(arena);
   }
-  void close_all() { open_.clear(); }
 
  private:
   std::set<uint64_t> open_;

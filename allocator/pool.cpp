@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <utility>
 
 #include "errors.h"
 
@@ -26,19 +25,17 @@ constexpr int kAnswersBeforeWait = 256;
 uint64_t chosen_chunk(const PoolOptions& options, const DriverTraits& traits) {
   uint64_t unit = traits.granularity;
   if (options.chunk_bytes == 0) return traits.default_chunk;
-  if (options.chunk_bytes % unit != 0 || options.chunk_bytes > uint64_t{1} << 40) {
+  if (options.chunk_bytes % unit != 0 || options.chunk_bytes > uint64_t{1} << 40)
     invalid(
         "chunk_bytes", options.chunk_bytes,
         "0 (the default), or a multiple of the granularity, " + size_text(unit) + ", up to 1 TiB");
-  }
   return options.chunk_bytes;
 }
 
 void require_chunk(uint64_t budget, uint64_t chunk) {
-  if (budget < chunk) {
+  if (budget < chunk)
     invalid("budget_bytes", budget,
             "at least one chunk, " + size_text(chunk) + ", or UINT64_MAX for no limit");
-  }
 }
 
 uint64_t chosen_reserve(const PoolOptions& options, const DriverTraits& traits, uint64_t chunk) {
@@ -51,10 +48,9 @@ uint64_t chosen_reserve(const PoolOptions& options, const DriverTraits& traits, 
     if (options.budget_bytes < kMost / 4) reserve = std::max(reserve, 4 * options.budget_bytes);
     return round_up(reserve, chunk);
   }
-  if (options.reserve_bytes < least || options.reserve_bytes > kMost) {
+  if (options.reserve_bytes < least || options.reserve_bytes > kMost)
     invalid("reserve_bytes", options.reserve_bytes,
             "0 (the default), or from 16 chunks, " + size_text(least) + ", to " + size_text(kMost));
-  }
   return round_up(options.reserve_bytes, chunk);
 }
 
@@ -66,11 +62,10 @@ bool uses_classes(const PoolOptions& options) {
 uint64_t chosen_small(const PoolOptions& options, const DriverTraits& traits, uint64_t chunk) {
   uint64_t small = options.small_bytes == 0 ? kDefaultSmall : options.small_bytes;
   if (uses_classes(options) && options.small_bytes == 0) small = std::max(small, chunk / 8);
-  if (small % traits.alignment != 0 || small > chunk / 2) {
+  if (small % traits.alignment != 0 || small > chunk / 2)
     invalid("small_bytes", small,
             "0 (the default, " + size_text(kDefaultSmall) + "), or a multiple of the alignment, " +
                 size_text(traits.alignment) + ", up to half a chunk");
-  }
   if (options.fixed) return 0;
   return small;
 }
@@ -91,12 +86,11 @@ uint64_t chosen_keep(const PoolOptions& options, uint64_t chunk) {
 
 bool chosen_poison(const PoolOptions& options, const Driver& driver) {
   if (options.poison == 0) return false;
-  if (options.poison != 1 || !driver.has_contents()) {
+  if (options.poison != 1 || !driver.has_contents())
     throw InvalidArgument("poison is " + std::to_string(options.poison) + "; allowed: 0" +
                           (driver.has_contents()
                                ? ", or 1"
                                : ", as driver '" + driver.traits().name + "' has no contents"));
-  }
   return true;
 }
 
@@ -145,11 +139,10 @@ void Pool::close() {
   work_.close();
   arenas_.close_all();
   settle_all();
-  if (streams_.withholds()) {
+  if (streams_.withholds())
     throw StateError(
         "a stream of the pool's device is being captured into a graph; end the "
         "capture before the pool is destroyed");
-  }
   settle_old_work();
   give_back(kNoLimit);
   streams_.close();

@@ -42,7 +42,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -51,7 +50,6 @@
 #include "arenas.h"
 #include "chunks.h"
 #include "driver.h"
-#include "grain.h"
 #include "heap.h"
 #include "placement.h"
 #include "slab.h"

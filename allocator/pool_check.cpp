@@ -122,9 +122,8 @@ std::string Pool::check_arenas() const {
     if (!arenas_.owns(block->owner)) continue;
     if (block->state == BlockState::kInUse) ++live[block->owner];
     if (block->state == BlockState::kFree &&
-        large_.point_of(block) <= streams_.completed(block->owner)) {
+        large_.point_of(block) <= streams_.completed(block->owner))
       return "P3: a free block of an arena is settled, and the arena still owns it";
-    }
   }
   for (Owner owner = 1; owner < streams_.owners(); ++owner)
     if (arenas_.owns(owner) && arenas_.live(owner) != live[owner])

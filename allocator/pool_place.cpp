@@ -187,10 +187,9 @@ Block* Pool::try_holes(Heap& heap, uint64_t size, Owner owner) {
   if (!has_bytes(size)) return nullptr;
   bool aliased = false;
   const Stretch stretch = find_stretch(heap, size, &aliased);
-  if (stretch.lacking != kNoLimit) {
+  if (stretch.lacking != kNoLimit)
     return remap(heap, stretch) ? heap.take_at(heap.block_at(stretch.begin), stretch.begin, size)
                                 : nullptr;
-  }
   if (!aliased) return nullptr;
   aliased_.wait();
   return try_holes(heap, size, owner);

@@ -1,5 +1,4 @@
 // What a request lacks, and which blocks lie beside each other: for those who make room.
-#include <algorithm>
 
 #include "pool.h"
 

@@ -119,11 +119,10 @@ bool Streams::may_wait(Owner owner) const {
 
 // For waiting on the event elsewhere, or on the host.
 void Streams::record(Driver::Event event, uint64_t stream) {
-  if (driver_.capturing(stream)) {
+  if (driver_.capturing(stream))
     throw StateError("stream " + std::to_string(stream) +
                      " is being captured into a graph: nothing can wait for its earlier work, so "
                      "memory that was freed on it cannot serve another stream");
-  }
   driver_.record_event(event, stream);
 }
 
@@ -170,7 +169,7 @@ void Streams::wait(Owner owner, Fence fence) {
 
 void Streams::record_use(uint64_t offset, Owner owner) {
   std::vector<Owner>& users = uses_[offset];
-  if (std::find(users.begin(), users.end(), owner) == users.end()) users.push_back(owner);
+  if (std::ranges::find(users, owner) == users.end()) users.push_back(owner);
 }
 
 void Streams::retire(uint64_t offset, Owner home) {
@@ -200,7 +199,7 @@ bool Streams::hurry() {
   bool any = false;
   for (auto& [offset, retired] : retired_) {
     const Owner home = retired.home.owner;
-    const bool possible = std::all_of(retired.uses.begin(), retired.uses.end(), [&](Fence use) {
+    const bool possible = std::ranges::all_of(retired.uses, [&](Fence use) {
       return complete(use) || !streams_[use.owner - 1].withheld;
     });
     if (retired.uses.empty() || !possible || !may_wait(home)) continue;
@@ -262,7 +261,7 @@ std::vector<Retired> Streams::take_done() {
   std::vector<Retired> done;
   for (auto entry = retired_.begin(); entry != retired_.end();) {
     const std::vector<Fence>& uses = entry->second.uses;
-    bool over = std::all_of(uses.begin(), uses.end(), [&](Fence use) { return complete(use); });
+    bool over = std::ranges::all_of(uses, [&](Fence use) { return complete(use); });
     if (over) done.push_back(std::move(entry->second));
     entry = over ? retired_.erase(entry) : std::next(entry);
   }

@@ -56,10 +56,9 @@ class Timers {
   void end(uint64_t timer) {
     if (timer == 0) return;
     auto found = open_.find(timer);
-    if (found == open_.end() || found->second.ended) {
+    if (found == open_.end() || found->second.ended)
       throw InvalidArgument("timer is " + std::to_string(timer) +
                             "; allowed: 0, or one that was begun and has not ended");
-    }
     std::deque<uint64_t>& ended = ended_[found->second.stream];
     ended.push_back(timer);
     try {

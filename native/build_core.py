@@ -53,12 +53,9 @@ def sources() -> list[str]:
 
 
 def lab_sources() -> list[str]:
-    """Those of the laboratory, with the few of the core that it needs: it shares no state."""
-    shared = (
-        *("allocator/errors.cpp", "native/simulate/program.cpp"),
-        "native/simulate/simulated_framework.cpp",
-    )
-    return [*shared, *sorted(str(path.relative_to(ROOT)) for path in LAB.glob("*.cpp"))]
+    """Those of the laboratory, with the one of the core that it needs: it shares no state."""
+    files = sorted(str(path.relative_to(ROOT)) for path in LAB.glob("*.cpp"))
+    return ["native/simulate/program.cpp", *files]
 
 
 @functools.cache

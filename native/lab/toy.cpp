@@ -65,8 +65,8 @@ DTR_EXPORT int32_t dtr_toy_make(dtr_toy* toy, int32_t device_type, int32_t devic
 
 DTR_EXPORT dtr_toy_tensor* dtr_toy_over(void* handle, int32_t scalar_type, int64_t offset,
                                         int64_t elements) {
-  return given(
-      dtr::tensor_over(static_cast<SimulatedStorage*>(handle), scalar_type, offset, elements));
+  return given(SimulatedFramework::tensor_over(static_cast<SimulatedStorage*>(handle), scalar_type,
+                                               offset, elements));
 }
 
 DTR_EXPORT dtr_toy_tensor* dtr_toy_from(dtr_toy* toy, int32_t device_type, int32_t device_index,

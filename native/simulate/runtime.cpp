@@ -231,8 +231,8 @@ class RuntimeSimulation final : private Observer {
   void execute_call(const Instruction& of) {
     const uint64_t first = tensors_;
     tensors_ += of.results.size();
-    if (!repeatable(of) || std::any_of(of.results.begin(), of.results.end(),
-                                       [](const Result& result) { return result.is_fresh(); })) {
+    if (!repeatable(of) ||
+        std::ranges::any_of(of.results, [](const Result& result) { return result.is_fresh(); })) {
       execute(of, first);
       for (size_t i = 0; i < of.results.size(); ++i)
         if (of.results[i].is_fresh()) {
@@ -464,8 +464,8 @@ class RuntimeSimulation final : private Observer {
   }
 
   static SimulatedTensor* whole(SimulatedStorage* storage) {
-    return tensor_over(storage, SimulatedTensor::kByte, 0,
-                       static_cast<int64_t>(storage->size_bytes));
+    return SimulatedFramework::tensor_over(storage, SimulatedTensor::kByte, 0,
+                                           static_cast<int64_t>(storage->size_bytes));
   }
 
   // A kernel is about to read it.
