@@ -5,9 +5,9 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "dtr/status.h"
+
+DTR_C_BEGIN
 
 /* CFFI BEGIN */
 
@@ -31,7 +31,7 @@ int32_t dtr_fragment_counts(const dtr_fragment_events* events, uint64_t* steps,
 
 enum {
   DTR_FRAGMENT_OURS = 0,         /* our pool over simulated memory */
-  DTR_FRAGMENT_PYTORCH = 1,      /* PyTorch's caching allocator (fragment/caching.h) */
+  DTR_FRAGMENT_PYTORCH = 1,      /* PyTorch's caching allocator (fragment/caching.cpp) */
   DTR_FRAGMENT_POWER_OF_TWO = 2, /* bins of powers of two, never split or merged */
   DTR_FRAGMENT_FIRST_FIT = 3,    /* one arena, the lowest hole that fits */
   DTR_FRAGMENT_PAGING = 4,       /* whole pages for each request, wherever they are */
@@ -201,8 +201,6 @@ int32_t dtr_fragment_walk_holes(dtr_fragment_walk* walk, uint64_t row, const uin
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif

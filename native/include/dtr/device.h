@@ -6,9 +6,7 @@
 
 #include "dtr/pool.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+DTR_C_BEGIN
 
 /* CFFI BEGIN */
 
@@ -86,8 +84,6 @@ int32_t dtr_cuda_set_library(const char* library_path);
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif

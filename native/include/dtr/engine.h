@@ -6,9 +6,7 @@
 
 #include "dtr/pool.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+DTR_C_BEGIN
 
 /* CFFI BEGIN */
 
@@ -120,7 +118,7 @@ typedef struct dtr_engine_options {
   uint64_t verify;
   int32_t room;   /* DTR_ROOM_... */
   int32_t moving; /* 1: contents may be moved to other addresses of the pool, to make room in one
-                     piece (eviction/move.cpp) */
+                     piece (eviction/move.h) */
   double move_bytes_per_s; /* how fast such a copy is, for its price; 0: as measured */
   int32_t contents;        /* DTR_CONTENTS_... */
   int32_t learn;           /* DTR_LEARN_... */
@@ -334,8 +332,6 @@ uint64_t dtr_engine_repeats(dtr_engine* engine, dtr_repeats* repeats, uint64_t c
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif

@@ -7,9 +7,7 @@
 
 #include "dtr/pool.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+DTR_C_BEGIN
 
 /* CFFI BEGIN */
 
@@ -74,8 +72,6 @@ int32_t dtr_pool_note_move(dtr_pool* pool, const void* from, const void* to, uin
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif

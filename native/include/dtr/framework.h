@@ -17,9 +17,7 @@
 #include "dtr/ops.h"
 #include "dtr/status.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+DTR_C_BEGIN
 
 #define DTR_BRIDGE_ABI_VERSION 17
 
@@ -253,8 +251,6 @@ typedef struct dtr_core {
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif

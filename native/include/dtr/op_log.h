@@ -6,9 +6,7 @@
 
 #include "dtr/engine.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+DTR_C_BEGIN
 
 /* CFFI BEGIN */
 
@@ -68,8 +66,6 @@ uint64_t dtr_decisions_drain(dtr_engine* engine, int64_t* numbers, uint64_t capa
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif

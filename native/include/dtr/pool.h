@@ -4,9 +4,9 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include "dtr/status.h"
+
+DTR_C_BEGIN
 
 /* CFFI BEGIN */
 
@@ -323,8 +323,6 @@ int32_t dtr_pool_check_invariants(dtr_pool* pool);
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif

@@ -6,9 +6,7 @@
 
 #include "dtr/engine.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+DTR_C_BEGIN
 
 /* CFFI BEGIN */
 
@@ -174,8 +172,6 @@ int32_t dtr_what_if(const dtr_what_if_options* options, const int64_t* program, 
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif

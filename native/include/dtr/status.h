@@ -4,9 +4,16 @@
 
 #include <stdint.h>
 
+/* What stands between these has C linkage in C++, too. */
 #ifdef __cplusplus
-extern "C" {
+#define DTR_C_BEGIN extern "C" {
+#define DTR_C_END }
+#else
+#define DTR_C_BEGIN
+#define DTR_C_END
 #endif
+
+DTR_C_BEGIN
 
 /* CFFI BEGIN */
 
@@ -28,8 +35,6 @@ const char* dtr_last_error(void);
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif

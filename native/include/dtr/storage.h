@@ -6,9 +6,7 @@
 
 #include "dtr/engine.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+DTR_C_BEGIN
 
 /* CFFI BEGIN */
 
@@ -108,8 +106,6 @@ void* dtr_handle_of(dtr_engine* engine, const void* tensor);
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif
