@@ -70,8 +70,8 @@ class PointerMap {
   // Whether one of them passes the test; none is tested after that.
   template <typename F>
   bool any_of(F&& passes) const {
-    return std::any_of(slots_.begin(), slots_.end(),
-                       [&](const Slot& slot) { return slot.key && passes(slot.key, slot.value); });
+    return std::ranges::any_of(
+        slots_, [&](const Slot& slot) { return slot.key && passes(slot.key, slot.value); });
   }
 
   void clear() {

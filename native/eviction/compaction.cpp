@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <optional>
 #include <set>
@@ -42,7 +41,7 @@ struct Touched {
 // Whether blocks of these sizes find places in the holes, the largest first.
 bool fit(std::vector<uint64_t> sizes, const std::vector<uint64_t>& holes) {
   std::sort(sizes.rbegin(), sizes.rend());
-  const auto largest = std::max_element(holes.begin(), holes.end());
+  const auto largest = std::ranges::max_element(holes);
   if (!sizes.empty() && (largest == holes.end() || *largest < sizes.front())) return false;
   std::multiset<uint64_t> left(holes.begin(), holes.end());
   for (const uint64_t size : sizes) {
@@ -264,9 +263,7 @@ bool Compactor::empty_chunk(Device& device, uint64_t size_bytes, Deferred& defer
     }
   }
   const auto is_touched = [&](uint64_t at) {
-    const auto found =
-        std::lower_bound(touched.begin(), touched.end(), at,
-                         [](const Touched& one, uint64_t wanted) { return one.number < wanted; });
+    const auto found = std::ranges::lower_bound(touched, at, {}, &Touched::number);
     return found != touched.end() && found->number == at;
   };
   std::vector<Range> gaps;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <exception>
 #include <string>
-#include <vector>
 
 #include "base/clock.h"
 #include "base/error.h"

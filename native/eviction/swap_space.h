@@ -16,7 +16,6 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -29,7 +28,6 @@
 #include "graph/observer.h"
 #include "graph/settling.h"
 #include "graph/stream_order.h"
-#include "locks.h"
 #include "policy/cost_model.h"
 #include "policy/devices.h"
 #include "policy/host_memory.h"

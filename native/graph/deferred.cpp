@@ -1,7 +1,5 @@
 #include "deferred.h"
 
-#include <mutex>
-
 #include "dead_storages.h"
 #include "host_copy.h"
 

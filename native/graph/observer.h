@@ -39,9 +39,7 @@ class Observers {
  public:
   // An observer must outlive this, or be removed.
   void add(Observer* observer) { all_.push_back(observer); }
-  void remove(Observer* observer) {
-    all_.erase(std::remove(all_.begin(), all_.end(), observer), all_.end());
-  }
+  void remove(Observer* observer) { std::erase(all_, observer); }
 
   template <typename... Parameters, typename... Arguments>
   void notify(void (Observer::*what)(Parameters...), Arguments... arguments) const {

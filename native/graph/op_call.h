@@ -6,7 +6,6 @@
 
 #include "base/scratch.h"
 #include "dtr/framework.h"
-#include "event_log.h"
 #include "records.h"
 
 namespace dtr {

@@ -37,8 +37,8 @@ inline Range span_of(const dtr_tensor_desc& desc) {
 // Whether the edge's op reads the input beside its arguments (OpCall::beside).
 inline bool is_beside(const Edge& edge) {
   const auto index = static_cast<int32_t>(edge.op->index_of(&edge));
-  return std::none_of(edge.op->tensors.begin(), edge.op->tensors.end(),
-                      [index](const TensorSpec& spec) { return spec.edge == index; });
+  return std::ranges::none_of(edge.op->tensors,
+                              [index](const TensorSpec& spec) { return spec.edge == index; });
 }
 
 // Of all that the edge's op reads there.

@@ -31,7 +31,7 @@ class Unwritten {
     std::vector<int64_t> strides{part.item_bytes};
     for (int32_t d = 0; d < part.ndim; ++d)
       if (part.sizes[d] > 1) strides.push_back(part.strides[d] * part.item_bytes);
-    std::sort(strides.begin(), strides.end(), std::greater<>());
+    std::ranges::sort(strides, std::greater<>());
     strides.erase(std::unique(strides.begin(), strides.end()), strides.end());
     if (strides.size() > kMostDims || strides.back() != part.item_bytes) return false;
     auto above = static_cast<int64_t>(part.storage_bytes);
@@ -81,8 +81,8 @@ class Unwritten {
   // Whether a part was written, all of it.
   bool has(const dtr_tensor_desc& part) const {
     Box box;
-    return box_of(part, &box) && std::none_of(boxes_.begin(), boxes_.end(),
-                                              [&](const Box& other) { return meet(box, other); });
+    return box_of(part, &box) &&
+           std::ranges::none_of(boxes_, [&](const Box& other) { return meet(box, other); });
   }
 
   bool empty() const { return boxes_.empty(); }

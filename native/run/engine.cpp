@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <unordered_set>
 #include <utility>
 
 #include "base/error.h"

@@ -1,7 +1,6 @@
 // op_call.cpp: the steps of an operator call, and of bringing content back.
 #include <algorithm>
 #include <functional>
-#include <string>
 #include <utility>
 
 #include "base/error.h"

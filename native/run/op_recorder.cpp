@@ -5,6 +5,8 @@
 #include <optional>
 #include <vector>
 
+#include "at_exit.h"
+
 namespace dtr {
 
 namespace {
@@ -220,21 +222,15 @@ bool OpRecorder::prepare(Frame& frame, Deferred& deferred) {
 }
 
 bool OpRecorder::settle(Frame& frame, uint32_t tensors, uint64_t least_bytes, Deferred& deferred) {
+  std::vector<Storage*> overwritten, lost, targets;
   // As if an op ran that overwrites them all.
-  struct Overwritten {
-    Lifecycle& lifecycle;
-    Deferred& deferred;
-    std::vector<Storage*> storages;
-    ~Overwritten() {
-      for (Storage* storage : storages) {
-        --storage->overwriters;
-        lifecycle.unlock(storage, deferred);
-      }
+  const AtExit ran([&] {
+    for (Storage* storage : overwritten) {
+      --storage->overwriters;
+      parts_.lifecycle.unlock(storage, deferred);
     }
-  };
-  std::vector<Storage*> lost, targets;
-  Overwritten overwritten{parts_.lifecycle, deferred, {}};
-  overwritten.storages.reserve(tensors);
+  });
+  overwritten.reserve(tensors);
   for (uint32_t i = 0; i < tensors; ++i) {
     dtr_tensor_desc desc;
     parts_.environment.framework->describe(reinterpret_cast<const void*>(frame.buffer[i]), &desc);
@@ -242,7 +238,7 @@ bool OpRecorder::settle(Frame& frame, uint32_t tensors, uint64_t least_bytes, De
     if (!storage) continue;
     ++storage->locks;
     ++storage->overwriters;
-    overwritten.storages.push_back(storage);
+    overwritten.push_back(storage);
     if (!storage->parent) lost.push_back(storage);
   }
   parts_.settling.settle(lost, &targets, least_bytes, deferred);
@@ -286,7 +282,7 @@ int32_t OpRecorder::reads_inside(Frame& frame, const void* tensor, Deferred& def
   if (!storage || storage->address != desc.data) return DTR_READS_UNKNOWN;
   for (const Input& input : frame.inputs)
     if (input.storage == storage) return DTR_READS_ARGUMENT;
-  if (std::find(frame.beside.begin(), frame.beside.end(), storage) == frame.beside.end()) {
+  if (std::ranges::find(frame.beside, storage) == frame.beside.end()) {
     frame.beside.push_back(storage);
     ++storage->locks;
     storage->last_access_ns = parts_.environment.clock_ns;

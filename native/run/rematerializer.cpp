@@ -260,7 +260,7 @@ void Rematerializer::commit(Rematerialization& remat, const std::vector<Held>& h
   Op* op = remat.stack.back().inputs.op;
   parts_.environment.clock_ns += op->cost_ns;
   parts_.environment.stats.recompute_cost_ns += static_cast<uint64_t>(op->cost_ns);
-  if (std::any_of(op->outputs.begin(), op->outputs.end(), [](const Output& output) {
+  if (std::ranges::any_of(op->outputs, [](const Output& output) {
         return output.storage && !has_content(output.storage) && output.storage->recomputes > 0;
       }))
     parts_.environment.stats.twice_cost_ns += static_cast<uint64_t>(op->cost_ns);

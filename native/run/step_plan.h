@@ -22,7 +22,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <utility>
+#include <iterator>
+#include <tuple>
 #include <vector>
 
 #include "graph/environment.h"
@@ -60,10 +61,17 @@ struct StepPlan {
 // Finds a sequence of calls in those of a job (Knuth, Morris and Pratt, 1977).
 class CallMatcher {
  public:
-  explicit CallMatcher(std::vector<uint64_t> calls = {});
+  explicit CallMatcher(std::vector<uint64_t> calls = {})
+      : calls_(std::move(calls)), fallback_(calls_.size(), 0) {
+    for (size_t i = 1; i < calls_.size(); ++i) fallback_[i] = after(fallback_[i - 1], calls_[i]);
+  }
   size_t size() const { return calls_.size(); }
   // So many of the first calls are the last of the job's, if `matched` were before one more.
-  size_t after(size_t matched, uint64_t call) const;
+  size_t after(size_t matched, uint64_t call) const {
+    while (matched > 0 && (matched == calls_.size() || calls_[matched] != call))
+      matched = fallback_[matched - 1];
+    return matched + (calls_[matched] == call);
+  }
 
  private:
   std::vector<uint64_t> calls_;
@@ -84,7 +92,42 @@ class PlanFollower {
 
   // ---- under the engine's mutex ----
   // In place of the one before; one without calls is none. at_beginning: of a step, just now.
-  void follow(StepPlan plan, bool at_beginning);
+  void follow(StepPlan plan, bool at_beginning) {
+    plan_ = std::move(plan);
+    // A part of an operator has no end of its own.
+    for (StepPlan::Place& place : plan_.places)
+      while (place.last_op != StepPlan::kNone && plan_.calls[place.last_op] == StepPlan::kSameCall)
+        --place.last_op;
+    ++number_;
+    go_to(kLost);
+    first_place_.assign(plan_.calls.size() + 1, 0);
+    for (const StepPlan::Place& place : plan_.places) ++first_place_[place.op + 1];
+    for (size_t op = 0; op < plan_.calls.size(); ++op) first_place_[op + 1] += first_place_[op];
+    ahead_ = 0;
+    by_last_use_.clear();
+    for (size_t i = 0; i < plan_.places.size(); ++i)
+      if (plan_.places[i].result != StepPlan::kNone && plan_.places[i].last_op != StepPlan::kNone)
+        by_last_use_.push_back(i);
+    std::ranges::sort(by_last_use_, {}, [this](size_t i) { return last_use_of(plan_.places[i]); });
+    given_.assign(plan_.places.size(), Given());
+
+    std::vector<uint64_t> calls;
+    std::ranges::copy_if(plan_.calls, std::back_inserter(calls),
+                         [](uint64_t call) { return call != StepPlan::kSameCall; });
+    // From the end backwards: what is the same before the end of a round and before another point of it.
+    const size_t count = calls.size();
+    const CallMatcher backwards({calls.rbegin(), calls.rend()});
+    size_t needed = std::min<size_t>(count, 1), same = 0;
+    for (size_t i = 1; i + 1 < 2 * count; ++i) {
+      same = backwards.after(same, calls[(2 * count - 1 - i) % count]);
+      if (i + 1 < count + same) needed = std::min(count, std::max(needed, same + 1));
+    }
+    ending_ = CallMatcher({calls.end() - static_cast<std::ptrdiff_t>(needed), calls.end()});
+    heard_ = 0;
+    tries_ = kTries;
+    is_on_ = count > 0;
+    if (is_on_ && at_beginning) go_to(0);
+  }
   bool is_on() const { return is_on_.load(std::memory_order_relaxed); }
   // A step begins, and what is held is to be where it belongs. Where that cannot be had it is tried
   // a few times.
@@ -93,32 +136,119 @@ class PlanFollower {
   void tried_moves(bool are_there) { tries_ = are_there ? kTries : std::max(tries_, 1u) - 1; }
 
   // This thread is about to run the next operator of the job, or one again.
-  void op_begins() const;
-  void step_begins(Op* op) const;
+  void op_begins() const {
+    running_of_thread() = {};
+    if (at_ != kLost) running_of_thread() = {this, number_, static_cast<uint32_t>(at_), 0, 0};
+  }
+  void step_begins(Op* op) const {
+    running_of_thread() = {};
+    if (op->planned_by != number_ || at_ == kLost) return;
+    running_of_thread() = {this, number_, op->planned_as, ++op->planned_runs, 0};
+  }
   // The job's operator ran; op: its record, or null.
-  void ended(uint64_t signature, Op* op);
+  void ended(uint64_t signature, Op* op) {
+    const uint64_t call = StepPlan::call_of(signature);
+    if (at_ == kLost || plan_.calls[at_] != call) {
+      if (at_ != kLost) {
+        heard_ = 0;
+        std::ranges::fill(given_, Given());
+      }
+      heard_ = ending_.after(heard_, call);
+      go_to(heard_ == ending_.size() ? 0 : kLost);
+      return;
+    }
+    if (op) {
+      for (const Output& output : op->outputs) note(output, at_, 0);
+      op->planned_by = number_;
+      op->planned_as = static_cast<uint32_t>(at_);
+      op->planned_runs = 0;
+    }
+    do ++at_;
+    while (at_ < plan_.calls.size() && plan_.calls[at_] == StepPlan::kSameCall);
+    if (at_ == plan_.calls.size()) go_to(0);
+    ahead_ = first_place_[at_];
+  }
   // The step that this thread runs gave this again, which was not there.
-  void gave(const Output& output);
+  void gave(const Output& output) {
+    const Running& running = running_of_thread();
+    if (running.plan == number_) note(output, running.op, running.run);
+  }
   // What a run gave. Another storage may be at its address by now.
   struct Given {
     void* address = nullptr;
     uint64_t storage = 0;  // Storage::id
   };
   // What was used for the last time by a run that has just ended.
-  void take_last_used(const Running& running, std::vector<Given>* all);
+  void take_last_used(const Running& running, std::vector<Given>* all) {
+    all->clear();
+    if (running.plan != number_) return;
+    const auto run = std::make_pair(running.op, running.run);
+    auto place = std::ranges::lower_bound(
+        by_last_use_, run, {}, [this](size_t i) { return last_use_of(plan_.places[i]); });
+    for (; place != by_last_use_.end() && last_use_of(plan_.places[*place]) == run; ++place)
+      if (const Given given = std::exchange(given_[*place], Given()); given.address)
+        all->push_back(given);
+  }
   // Where the next allocation of this thread goes; StepPlan::kNowhere if nothing says so.
-  uint64_t next(uint64_t size_bytes);
+  uint64_t next(uint64_t size_bytes) {
+    Running& running = running_of_thread();
+    if (!is_on()) return StepPlan::kNowhere;
+    if (running.of == nullptr) return next_ahead(size_bytes);
+    if (running.of != this || running.plan != number_) return StepPlan::kNowhere;
+    const auto begin = plan_.places.begin();
+    const auto from = begin + static_cast<std::ptrdiff_t>(first_place_[running.op]);
+    const auto to = begin + static_cast<std::ptrdiff_t>(first_place_[running.op + 1]);
+    auto place = std::lower_bound(
+        from, to, std::make_tuple(running.run, running.ordinal),
+        [](const StepPlan::Place& a, auto b) { return std::make_tuple(a.run, a.ordinal) < b; });
+    for (; place != to && place->run == running.run; ++place) {
+      if (place->is_ahead || place->size_bytes != size_bytes || place->offset == StepPlan::kNowhere)
+        continue;
+      running.ordinal = place->ordinal + 1;
+      return place->offset;
+    }
+    return StepPlan::kNowhere;
+  }
 
   // ---- by the thread of the operator ----
-  static Running& running_of_thread();
+  static Running& running_of_thread() {
+    thread_local Running running;
+    return running;
+  }
 
  private:
+  static std::pair<uint32_t, uint32_t> last_use_of(const StepPlan::Place& place) {
+    return {place.last_op, place.last_run};
+  }
   static constexpr uint64_t kLost = UINT64_MAX;
   static constexpr uint32_t kTries = 3;
   static constexpr size_t kFarAhead = 16;  // places
-  void go_to(uint64_t op);
-  void note(const Output& output, uint64_t op, uint32_t run);
-  uint64_t next_ahead(uint64_t size_bytes);
+  void go_to(uint64_t op) {
+    at_ = op;
+    if (op == 0)
+      steps_.begins();
+    else if (op == kLost)
+      steps_.is_unknown();
+  }
+  void note(const Output& output, uint64_t op, uint32_t run) {
+    if (!output.storage || output.rank < 0) return;
+    for (size_t i = first_place_[op]; i < first_place_[op + 1]; ++i) {
+      const StepPlan::Place& place = plan_.places[i];
+      if (place.run == run && place.result == static_cast<uint32_t>(output.rank))
+        given_[i] = {output.storage->address, output.storage->id};
+    }
+  }
+  uint64_t next_ahead(uint64_t size_bytes) {
+    if (at_ == kLost) return StepPlan::kNowhere;
+    const size_t end = std::min(plan_.places.size(), first_place_[at_] + kFarAhead);
+    for (size_t i = ahead_; i < end; ++i) {
+      const StepPlan::Place& place = plan_.places[i];
+      if (!place.is_ahead || place.size_bytes != size_bytes) continue;
+      ahead_ = i + 1;
+      return place.offset;
+    }
+    return StepPlan::kNowhere;
+  }
 
   StepCount& steps_;
   std::atomic<bool> is_on_{false};

@@ -316,9 +316,9 @@ std::vector<Storage*> StorageLifecycle::live_evicted() const {
 }
 
 void StorageLifecycle::require_idle(std::vector<uint64_t> lost) const {
-  std::sort(lost.begin(), lost.end());
+  std::ranges::sort(lost);
   for (const Storage* storage : live_evicted())
-    if (!std::binary_search(lost.begin(), lost.end(), storage->id))
+    if (!std::ranges::binary_search(lost, storage->id))
       throw StateError("storage " + std::to_string(storage->id) + ", " +
                        size_text(storage->size_bytes) + ", is evicted");
   for (const Storage* storage : with_handles())

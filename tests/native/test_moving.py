@@ -1,4 +1,4 @@
-"""Contents go to other addresses of their pool (eviction/move.cpp)."""
+"""Contents go to other addresses of their pool (eviction/move.h)."""
 
 import itertools
 from functools import partial

@@ -122,7 +122,7 @@ def test_it_is_the_shortest_period_by_definition(hear, seed):
 @pytest.fixture(scope="module")
 def begins(tmp_path_factory):
     path = tmp_path_factory.mktemp("step_plan") / "libstepplan.so"
-    sources = [ROOT / "tests/native/step_plan.cpp", ROOT / "native/run/step_plan.cpp"]
+    sources = [ROOT / "tests/native/step_plan.cpp"]
     declarations = "void begins(uint64_t *, uint64_t, uint64_t *, uint64_t, uint8_t *);"
     ffi, lib = load_cpp(sources, path, declarations)
 
