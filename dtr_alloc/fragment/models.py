@@ -12,7 +12,7 @@ Models, by name:
   one of simulate.PLACEMENTS, works for each of them). Traces do not tell expensive tensors:
   two-ended places all at the low end, as best fit does;
 * ``pytorch``: PyTorch's caching allocator; ``pytorch-expandable``: with expandable segments. The
-  top of native/fragment/caching.h states the limits of the model;
+  top of native/fragment/caching.cpp states the limits of the model;
 * ``pow2``: bins of powers of two that are never split or merged;
 * ``first-fit``: one arena, the lowest hole that fits;
 * ``paging``: whole pages of 2 MiB for each request, at any address;

@@ -1,7 +1,6 @@
 #include "run_model.h"
 
 #include <algorithm>
-#include <memory>
 
 #include "base/clock.h"
 
@@ -121,7 +120,7 @@ std::vector<size_t> looks_at(size_t first, size_t last, uint64_t count,
                     static_cast<size_t>(static_cast<unsigned __int128>(steps) * i / wanted));
   for (const size_t at : also) looks.push_back(std::max(at, first));
   looks.push_back(last);
-  std::sort(looks.begin(), looks.end());
+  std::ranges::sort(looks);
   looks.erase(std::unique(looks.begin(), looks.end()), looks.end());
   return looks;
 }
@@ -152,9 +151,7 @@ void run_model(const Events& events, const dtr_fragment_options& options, ModelR
   const uint64_t needed = 2 * events.peak_live_bytes() + kLeastBlock * count;
   auto model = make_model(options, count, needed);
   const auto start = static_cast<size_t>(
-      std::partition_point(steps.begin(), steps.end(),
-                           [&](const Step& step) { return step.row < options.start_rows; }) -
-      steps.begin());
+      std::ranges::lower_bound(steps, options.start_rows, {}, &Step::row) - steps.begin());
   size_t first = start == 0 ? 0 : start - 1;
   Counting counting{*model, live, first, {}, {}, {}, {}};
   const int64_t begin = now_ns();

@@ -29,8 +29,7 @@ std::vector<dtr_fragment_block> used_blocks(const Live& live) {
 }
 
 std::vector<dtr_fragment_block> by_address(std::vector<dtr_fragment_block> blocks) {
-  std::sort(blocks.begin(), blocks.end(),
-            [](const auto& a, const auto& b) { return a.address < b.address; });
+  std::ranges::sort(blocks, {}, &dtr_fragment_block::address);
   return blocks;
 }
 

@@ -13,9 +13,7 @@
 #include "dtr/framework.h"
 #include "dtr_alloc.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+DTR_C_BEGIN
 
 /* CFFI BEGIN */
 
@@ -39,10 +37,9 @@ typedef struct dtr_lab_search_options {
 } dtr_lab_search_options;
 
 typedef struct dtr_lab_search_result {
-  int32_t found;      /* 0: no schedule was found; then swept_cost means nothing */
+  int32_t found;      /* 0: no schedule was found */
   int32_t dealloc;    /* what the evictions are for: DTR_DEALLOC_EAGER or DTR_DEALLOC_IGNORE */
   int64_t remat_cost; /* of the schedule */
-  int64_t swept_cost; /* of the best of the sweep */
   uint64_t steps;     /* of local search that were made */
   uint64_t evictions; /* how many pairs there are */
 } dtr_lab_search_result;
@@ -128,8 +125,6 @@ uint64_t dtr_toy_dropped(void** closures, uint64_t capacity);
 
 /* CFFI END */
 
-#ifdef __cplusplus
-}
-#endif
+DTR_C_END
 
 #endif

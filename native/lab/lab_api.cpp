@@ -79,12 +79,10 @@ DTR_EXPORT int32_t dtr_lab_search(const dtr_lab_search_options* options, const i
     if (!(options->seconds >= 0))
       invalid("seconds", std::to_string(options->seconds), "0 (no limit) and more");
     const Plan plan(program, numbers);
-    Search search(plan, options->budget_bytes, options->seed);
-    search.sweep();
+    const auto [best, steps] =
+        search(plan, options->budget_bytes, options->seed, options->steps, options->seconds);
     dtr_lab_search_result found{};
-    found.swept_cost = search.best().remat_cost;
-    found.steps = search.walk(options->steps, options->seconds);
-    const Outcome& best = search.best();
+    found.steps = steps;
     found.found = best.status == Status::ok;
     thread_local std::vector<int64_t> pairs;
     pairs.clear();

@@ -57,7 +57,7 @@ struct Plan : simrd::Log {
 
  private:
   static void add_once(std::vector<uint32_t>& list, uint32_t id) {
-    if (std::find(list.begin(), list.end(), id) == list.end()) list.push_back(id);
+    if (std::ranges::find(list, id) == list.end()) list.push_back(id);
   }
   static void add_use(std::vector<uint32_t>& uses, uint32_t position) {
     if (uses.empty() || uses.back() != position) uses.push_back(position);

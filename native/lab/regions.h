@@ -125,7 +125,7 @@ class Regions {
       }
     for (const Direction towards : {kAncestors, kDescendants}) {
       std::vector<uint32_t>& around = around_[towards];
-      std::sort(around.begin(), around.end());
+      std::ranges::sort(around);
       around.erase(std::unique(around.begin(), around.end()), around.end());
       for (const uint32_t other : around)
         walk(regions_[opposite(towards)][other], other, opposite(towards), accesses);

@@ -125,9 +125,7 @@ void Machine::narrow_candidates() {
   const uint64_t least =
       std::min(static_cast<uint64_t>(std::ceil(options_.least_size_share * mean)),
                bytes / count + (bytes % count != 0));
-  candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(),
-                                   [&](uint32_t at) { return bytes_of(at) < least; }),
-                    candidates_.end());
+  std::erase_if(candidates_, [&](uint32_t at) { return bytes_of(at) < least; });
   if (options_.sampling == DTR_SAMPLING_NONE) return;
   auto left = static_cast<uint32_t>(candidates_.size());
   auto wanted = static_cast<uint32_t>(std::ceil(std::sqrt(left)));

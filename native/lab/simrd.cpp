@@ -1,6 +1,5 @@
 #include "simrd.h"
 
-#include <algorithm>
 #include <string>
 
 #include "base/clock.h"
@@ -97,8 +96,7 @@ void Machine::add_edges(const Op& op) {
   for (const uint32_t input : op.inputs) {
     const uint32_t from = storage_of(input);
     touch(from, 0, 0, op.outputs);
-    if (std::find(sources_.begin(), sources_.end(), from) == sources_.end())
-      sources_.push_back(from);
+    if (std::ranges::find(sources_, from) == sources_.end()) sources_.push_back(from);
   }
   for (uint32_t tensor = op.first_output; tensor < end; ++tensor) {
     const uint32_t to = storage_of(tensor);
@@ -115,7 +113,7 @@ void Machine::add_edges(const Op& op) {
       if (regions_.circles()) continue;
       if (view) {
         const std::vector<uint32_t>& parents = graph_.nodes[to].next[kAncestors];
-        if (std::find(parents.begin(), parents.end(), from) != parents.end()) continue;
+        if (std::ranges::find(parents, from) != parents.end()) continue;
       }
       graph_.nodes[from].next[kDescendants].push_back(to);
       graph_.nodes[to].next[kAncestors].push_back(from);
@@ -137,7 +135,7 @@ void Machine::add_ordered_edges(const Op& op) {
     const uint32_t from = storage_of(input);
     std::vector<uint32_t>& through = graph_.nodes[from].through;
     std::vector<uint32_t>& children = graph_.nodes[from].next[kDescendants];
-    const auto at = std::upper_bound(through.begin(), through.end(), input) - through.begin();
+    const auto at = std::ranges::upper_bound(through, input) - through.begin();
     for (uint32_t i = op.outputs; i-- > 0;) {
       through.insert(through.begin() + at, input);
       children.insert(children.begin() + at, storage_of(op.first_output + i));
@@ -295,19 +293,19 @@ void Machine::try_banish(uint32_t at) {
       if (from == at) continue;
       evicted_dependents_[from].erase(tensor);
       std::vector<uint32_t>& siblings = links_[parent].children;
-      siblings.erase(std::find(siblings.begin(), siblings.end(), tensor));
+      siblings.erase(std::ranges::find(siblings, tensor));
       --graph_.nodes[from].edges[kDescendants];
       std::vector<uint32_t>& children = graph_.nodes[from].next[kDescendants];
-      children.erase(std::remove(children.begin(), children.end(), at), children.end());
+      std::erase(children, at);
     }
     for (const uint32_t child : links_[tensor].children) {
       const uint32_t to = storage_of(child);
       if (to == at) continue;
       std::vector<uint32_t>& parents = links_[child].parents;
-      parents.erase(std::find(parents.begin(), parents.end(), tensor));
+      parents.erase(std::ranges::find(parents, tensor));
       --graph_.nodes[to].edges[kAncestors];
       std::vector<uint32_t>& above = graph_.nodes[to].next[kAncestors];
-      above.erase(std::remove(above.begin(), above.end(), at), above.end());
+      std::erase(above, at);
       pin(child);
     }
   }

@@ -16,7 +16,6 @@
 // else is done; outputs after their operator. Sums and costs are integers.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <unordered_set>
 #include <vector>
