@@ -1,7 +1,6 @@
 #include "op_log_recorder.h"
 
-#include <algorithm>
-
+#include "event_log.h"
 #include "policy/costs.h"
 
 namespace dtr {
@@ -37,8 +36,8 @@ void MemoryTrace::put(const std::vector<const void*>& results,
   bool plain = true;
   // What was there before the op, which only fills it.
   for (size_t i = 0; i < results.size(); ++i)
-    if (std::none_of(pieces_.begin(), pieces_.end(),
-                     [&](const Piece& piece) { return piece.address == results[i]; })) {
+    if (std::ranges::none_of(pieces_,
+                             [&](const Piece& piece) { return piece.address == results[i]; })) {
       const auto which = static_cast<int64_t>(i);
       plain &= which == next_result++;
       out->insert(out->end(), {DTR_MEMORY_RESULT, which});
@@ -51,7 +50,7 @@ void MemoryTrace::put(const std::vector<const void*>& results,
       continue;
     }
     const auto has = [&](const std::vector<const void*>& some) {
-      return piece.address ? std::find(some.begin(), some.end(), piece.address) : some.end();
+      return piece.address ? std::ranges::find(some, piece.address) : some.end();
     };
     if (has(ignored) != ignored.end()) continue;
     const auto result = has(results);
@@ -114,7 +113,7 @@ void OpLogRecorder::turn(Mode mode, Deferred& deferred) {
     place_ = 0;
     std::vector<uint64_t> numbers;
     for (const auto& entry : names_) numbers.push_back(entry.first);
-    std::sort(numbers.begin(), numbers.end());
+    std::ranges::sort(numbers);
     mode_ = mode;
     for (const uint64_t number : numbers) {
       Known& known = names_.at(number);
@@ -138,38 +137,25 @@ uint64_t OpLogRecorder::geometry_of(const dtr_tensor_desc& desc) const {
   return for_tuner_ ? 0 : hash_of_geometry(desc);
 }
 
-void OpLogRecorder::put(LogName name) {
-  put(static_cast<int64_t>(name.number));
-  put(name.view);
-}
-
 void OpLogRecorder::put_place() {
   if (for_tuner_ || place_ == place_of_thread()) return;
   place_ = place_of_thread();
-  put(DTR_OP_LOG_PLACE);
-  put(place_);
+  put(DTR_OP_LOG_PLACE, place_);
 }
 
 void OpLogRecorder::put_constant(uint64_t number, const Known& known) {
-  put(DTR_OP_LOG_CONSTANT);
-  put(static_cast<int64_t>(number));
-  put(static_cast<int64_t>(known.size_bytes));
+  put(DTR_OP_LOG_CONSTANT, number, known.size_bytes);
 }
 
 void OpLogRecorder::put_view_releases(uint64_t number, Known& known) {
   if (is_writing())
-    for (const View& view : known.views) {
-      put(DTR_OP_LOG_RELEASE);
-      put(LogName{number, view.view});
-    }
+    for (const View& view : known.views) put(DTR_OP_LOG_RELEASE, LogName{number, view.view});
   known.views.clear();
 }
 
 void OpLogRecorder::put_releases(uint64_t number, Known& known) {
   put_view_releases(number, known);
-  if (!is_writing()) return;
-  put(DTR_OP_LOG_RELEASE);
-  put(LogName{number, 0});
+  if (is_writing()) put(DTR_OP_LOG_RELEASE, LogName{number, 0});
 }
 
 OpLogRecorder::Known& OpLogRecorder::define(Storage* storage, uint64_t geometry) {
@@ -189,21 +175,11 @@ OpLogRecorder::Known& OpLogRecorder::define_constant(Storage* storage, uint64_t 
   return known;
 }
 
-bool OpLogRecorder::knows(const Storage* storage, uint64_t geometry) const {
-  const auto found = names_.find(storage->log_number);
-  if (found == names_.end()) return false;
-  const Known& known = found->second;
-  return known.root == geometry ||
-         std::any_of(known.views.begin(), known.views.end(),
-                     [&](const View& view) { return view.geometry == geometry; });
-}
-
 LogName OpLogRecorder::name_of(const Storage* storage, uint64_t geometry) {
   const uint64_t number = storage->log_number;
   const Known& known = names_.at(number);
-  if (known.root == geometry || !is_writing()) return {number, 0};
-  for (const View& view : known.views)
-    if (view.geometry == geometry) return {number, view.view};
+  const int64_t view = is_writing() ? known.view_of(geometry) : 0;
+  if (view >= 0) return {number, static_cast<uint32_t>(view)};
   put_views(storage, {number, 0}, {geometry}, -1, 0);
   return {number, known.last_view};
 }
@@ -214,17 +190,10 @@ void OpLogRecorder::put_views(const Storage* storage, LogName base,
   const uint64_t number = storage->log_number;
   Known& known = names_.at(number);
   put_place();
-  put(DTR_OP_LOG_CALL);
-  put(operator_name);
-  put(cost_ns);
-  put(1);
-  put(base);
-  put(static_cast<int64_t>(geometries.size()));
+  put(DTR_OP_LOG_CALL, operator_name, cost_ns, 1, base, geometries.size());
   for (const uint64_t geometry : geometries) {
     known.views.push_back({geometry, ++known.last_view});
-    put(LogName{number, known.last_view});
-    put(static_cast<int64_t>(known.size_bytes));
-    put(0);
+    put(LogName{number, known.last_view}, known.size_bytes, 0);
   }
   ++operators_;
 }
@@ -360,7 +329,7 @@ int64_t OpLogRecorder::ended(OpenLog& log, const Scratch<Input>& inputs, bool pu
     // Once if it is there several times; not if its memory was exchanged.
     const bool writes = (input.use == Use::mutate || input.use == Use::write_only) && now &&
                         now->log_number == number && knows(now) &&
-                        std::find(overwritten.begin(), overwritten.end(), now) == overwritten.end();
+                        std::ranges::find(overwritten, now) == overwritten.end();
     // What stays a constant whatever overwrites it does not come back by that, as if it had been read.
     const bool reads = input.use != Use::write_only || (writes && now->constant_for_good);
     const bool is_partly = for_tuner_ && writes && now->unwritten;
@@ -421,8 +390,8 @@ void OpLogRecorder::viewed(const int64_t* buffer, uint32_t tensors, uint32_t res
       storage = of;
       base = name_of(of, geometry_of(from));
     }
-    if (storage && !knows(of, geometry) &&
-        std::find(geometries.begin(), geometries.end(), geometry) == geometries.end())
+    if (storage && names_.at(of->log_number).view_of(geometry) < 0 &&
+        std::ranges::find(geometries, geometry) == geometries.end())
       geometries.push_back(geometry);
   }
   if (!geometries.empty()) put_views(storage, base, geometries, operator_name, cost_ns);
@@ -449,8 +418,8 @@ void OpLogRecorder::put_memory(const OpenLog& log, const std::vector<OpenLog::Re
 int64_t OpLogRecorder::put_operator(const OpenLog& log, bool pure, int64_t cost_ns) {
   const std::vector<Argument>& arguments = ended_.arguments;
   const std::vector<OpenLog::Result>&called = ended_.called, &constants = ended_.constants;
-  const auto mutated = std::count_if(arguments.begin(), arguments.end(),
-                                     [](const Argument& a) { return a.overwritten; });
+  const auto mutated =
+      std::ranges::count_if(arguments, [](const Argument& a) { return a.overwritten; });
   const bool repeatable = pure && (!called.empty() || mutated > 0);
   const int64_t index = is_writing() ? operators_ : -1;
   if (is_writing()) {
@@ -458,25 +427,20 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, bool pure, int64_t cost_
     put_memory(log, repeatable ? called : constants, repeatable ? constants : called);
   }
   const auto put_head = [&](int64_t kind, int64_t time) {
-    put(kind);
     // The step tuner needs no name, and recognizes the call.
-    put(for_tuner_ ? tuner_call(log.signature, log.made_ahead) : log.operator_name);
-    put(time);
-    put(static_cast<int64_t>(arguments.size()));
+    const int64_t name = for_tuner_ ? tuner_call(log.signature, log.made_ahead) : log.operator_name;
+    put(kind, name, time, arguments.size());
     for (const Argument& argument : arguments) put(argument.name);
     ++operators_;
   };
   if (!called.empty()) {
     if (is_writing()) {
       put_head(DTR_OP_LOG_CALL, cost_ns);
-      put(static_cast<int64_t>(called.size()));
+      put(called.size());
     }
     for (const OpenLog::Result& result : called) {
       define(result.storage, result.geometry);
-      if (!is_writing()) continue;
-      put(LogName{result.storage->log_number, 0});
-      put(static_cast<int64_t>(result.storage->size_bytes));
-      put(-1);
+      if (is_writing()) put(LogName{result.storage->log_number, 0}, result.storage->size_bytes, -1);
     }
   }
   if (mutated > 0 && pure && is_writing()) {
@@ -491,7 +455,7 @@ int64_t OpLogRecorder::put_operator(const OpenLog& log, bool pure, int64_t cost_
   }
   if (!repeatable && is_writing()) {
     put_head(DTR_OP_LOG_EFFECT, cost_ns);
-    put(static_cast<int64_t>(constants.size()));
+    put(constants.size());
   }
   for (const OpenLog::Result& result : constants) define_constant(result.storage, result.geometry);
   return index;

@@ -165,6 +165,13 @@ class OpLogRecorder final : public Observer {
     uint32_t held = 0;  // ops in flight
     bool constant = false;
     bool released = false;
+    // Which view has the geometry; -1: none.
+    int64_t view_of(uint64_t geometry) const {
+      if (geometry == root) return 0;
+      for (const View& view : views)
+        if (view.geometry == geometry) return view.view;
+      return -1;
+    }
   };
   struct Argument {
     LogName name;
@@ -176,8 +183,16 @@ class OpLogRecorder final : public Observer {
   void turn(Mode mode, Deferred& deferred);
   bool is_writing() const { return mode_ == Mode::writing; }
 
-  void put(int64_t number) { records_.push_back(number); }
-  void put(LogName name);
+  void put_one(LogName name) { put(name.number, name.view); }
+  template <typename Number>
+  void put_one(Number number) {
+    records_.push_back(static_cast<int64_t>(number));
+  }
+  // Numbers and names, one after the other.
+  template <typename... Parts>
+  void put(Parts... parts) {
+    (put_one(parts), ...);
+  }
   // If it is another than that of the operator before.
   void put_place();
   void put_constant(uint64_t number, const Known& known);
@@ -194,7 +209,6 @@ class OpLogRecorder final : public Observer {
     return found == names_.end() ? nullptr : &found->second;
   }
   bool knows(const Storage* storage) const { return names_.count(storage->log_number) > 0; }
-  bool knows(const Storage* storage, uint64_t geometry) const;
   // The step tuner knows no views: there every tensor lies in its storage as any other.
   uint64_t geometry_of(const dtr_tensor_desc& desc) const;
   Known& define(Storage* storage, uint64_t geometry);
