@@ -796,33 +796,15 @@ std::string largest_holders() {
 
 // ---- what Python calls by ctypes (dtr_alloc/torch/bridge.py) ----
 
-// Once, before all else here. The addresses are those of functions of Python's C API.
+// Once, before all else here. The addresses are those of functions of Python's C API, in the order of
+// PythonApi.
 DTR_EXPORT void dtr_bridge_meet_python(void* const* functions, void* parameter_type,
                                        uint64_t type_offset) {
-  PythonApi& api = python;
-  const auto take = [&](auto& member) {
-    member = reinterpret_cast<std::remove_reference_t<decltype(member)>>(*functions++);
-  };
-  take(api.gil_is_held);
-  take(api.release_gil);
-  take(api.take_gil);
-  take(api.ensure_gil);
-  take(api.restore_gil);
-  take(api.is_subtype);
+  std::memcpy(&python, functions, offsetof(PythonApi, parameter_type));
+  python.parameter_type = parameter_type;
+  python.type_offset = type_offset;
   [[maybe_unused]] static const int registered =
       pthread_atfork(&before_fork, &after_fork, &after_fork_in_child);
-  take(api.call);
-  take(api.let_go);
-  take(api.read_bytes);
-  take(api.fetch_error);
-  take(api.restore_error);
-  take(api.dict_of);
-  take(api.set_item);
-  take(api.type_modified);
-  take(api.is_ending);
-  take(api.is_initialized);
-  api.parameter_type = parameter_type;
-  api.type_offset = type_offset;
 }
 
 // Sets the error of Python that a call (dtr_alloc::run) has just failed with on this thread, if it

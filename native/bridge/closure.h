@@ -5,7 +5,6 @@
 #include <ATen/ScalarOps.h>
 #include <c10/util/SmallVector.h>
 
-#include <mutex>
 #include <utility>
 #include <vector>
 

@@ -433,9 +433,8 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   void endAllocateToPool(c10::DeviceIndex device, c10::cuda::MempoolId_t id) override {
     Route ended;  // its filter is destroyed without the mutex
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto at = std::find_if(routes_.begin(), routes_.end(), [&](const Route& route) {
-      return route.device == device && route.id == id;
-    });
+    const auto at = std::ranges::find_if(
+        routes_, [&](const Route& route) { return route.device == device && route.id == id; });
     if (at == routes_.end()) return;
     ended = std::move(*at);
     routes_.erase(at);
@@ -490,7 +489,7 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
                                 const std::unordered_set<void*>& expected) override {
     const std::vector<dtr_block> blocks = live_blocks(device, id);
     return blocks.size() == expected.size() &&
-           std::all_of(blocks.begin(), blocks.end(), [&](const dtr_block& block) {
+           std::ranges::all_of(blocks, [&](const dtr_block& block) {
              return expected.count(start_of(block)) != 0;
            });
   }
@@ -579,11 +578,9 @@ class CudaAllocator final : public pluggable::CUDAPluggableAllocator {
   std::vector<dtr_block> live_blocks(c10::DeviceIndex device, c10::cuda::MempoolId_t id) {
     const uint64_t arena = arena_of(device, id);
     std::vector<dtr_block> blocks = blocks_of(pool_of(device));
-    blocks.erase(std::remove_if(blocks.begin(), blocks.end(),
-                                [&](const dtr_block& block) {
-                                  return block.arena != arena || block.state != DTR_BLOCK_IN_USE;
-                                }),
-                 blocks.end());
+    std::erase_if(blocks, [&](const dtr_block& block) {
+      return block.arena != arena || block.state != DTR_BLOCK_IN_USE;
+    });
     return blocks;
   }
 

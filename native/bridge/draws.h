@@ -28,7 +28,6 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 
-#include <algorithm>
 #include <array>
 #include <iterator>
 #include <list>
@@ -65,8 +64,8 @@ inline bool operator==(const TwisterState& a, const TwisterState& b) {
 // One draw: where the generator stood before it.
 struct Drawn {
   c10::Device device = c10::kCPU;
-  std::unique_ptr<TwisterState> twister;  // of the CPU
-  PhiloxState philox;                     // of other devices
+  std::shared_ptr<const TwisterState> twister;  // of the CPU
+  PhiloxState philox;                           // of other devices
 };
 
 // Puts a generator of CUDA (D6); cuda_bridge.cpp sets it, and nothing else is known there.
@@ -81,9 +80,8 @@ inline void read_generator(const at::Generator& generator, Drawn* out) {
   out->device = generator.device();
   if (out->device.is_cpu()) {
     auto* cpu = generator.get<at::CPUGeneratorImpl>();
-    if (!out->twister) out->twister = std::make_unique<TwisterState>();
-    *out->twister = {cpu->engine().data(), cpu->next_float_normal_sample(),
-                     cpu->next_double_normal_sample()};
+    out->twister = std::make_shared<const TwisterState>(TwisterState{
+        cpu->engine().data(), cpu->next_float_normal_sample(), cpu->next_double_normal_sample()});
   } else {
     out->philox = {generator.current_seed(), generator.get_offset()};
   }
@@ -156,7 +154,7 @@ class Lending : NotCopied {
     for (Lent& lent : all()) {
       if (lent.generator != generator || lent.to == std::this_thread::get_id()) continue;
       is_lent = true;
-      if (same_state(before, lent.stands)) lent.stands = copy_of(after);
+      if (same_state(before, lent.stands)) lent.stands = after;
     }
     if (is_lent) return;
     const std::lock_guard<std::mutex> locked(generator.mutex());
@@ -181,18 +179,10 @@ class Lending : NotCopied {
   static std::mutex& mutex() { return only<std::mutex, Lending>(); }
   static std::list<Lent>& all() { return only<std::list<Lent>>(); }
 
-  static Drawn copy_of(const Drawn& of) {
-    Drawn copy;
-    copy.device = of.device;
-    if (of.twister) copy.twister = std::make_unique<TwisterState>(*of.twister);
-    copy.philox = of.philox;
-    return copy;
-  }
-
   static void read_unlent(const at::Generator& generator, Drawn* out) {
     for (const Lent& lent : all())
       if (lent.generator == generator && lent.to != std::this_thread::get_id()) {
-        *out = copy_of(lent.stands);
+        *out = lent.stands;
         return;
       }
     at::Generator same = generator;
@@ -330,10 +320,7 @@ class DirectDraw : NotCopied {
       put_locked(tape.next());
       restores_ = true;
     } else {
-      Drawn noted;
-      noted.device = before_.device;
-      noted.philox = before_.philox;
-      tape.note(std::move(noted));
+      tape.note(Drawn(before_));
     }
   }
   ~DirectDraw() {

@@ -79,9 +79,7 @@ class Places {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto changes = changes_.find(thread);
     if (changes == changes_.end() || sequence == UINT64_MAX) return 0;
-    const auto after = std::upper_bound(
-        changes->second.begin(), changes->second.end(), sequence,
-        [](uint64_t number, const Change& change) { return number < change.from; });
+    const auto after = std::ranges::upper_bound(changes->second, sequence, {}, &Change::from);
     return after == changes->second.begin() ? 0 : std::prev(after)->place;
   }
 

@@ -13,7 +13,6 @@
 
 #include <array>
 #include <cstring>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <thread>

@@ -209,7 +209,7 @@ class Repeater {
   static void part_from_others(const std::vector<at::Tensor>& arguments,
                                std::vector<at::Tensor>* results) {
     const auto aliases = [](const at::Tensor& tensor, const std::vector<at::Tensor>& others) {
-      return std::count_if(others.begin(), others.end(), [&](const at::Tensor& other) {
+      return std::ranges::count_if(others, [&](const at::Tensor& other) {
         return other.defined() && other.has_storage() && other.is_alias_of(tensor);
       });
     };

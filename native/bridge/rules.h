@@ -162,10 +162,8 @@ class Rules {
     rule->lasts = schema.name().rfind("aten::", 0) != 0;
     for (uint32_t i = 0; i < rule->arguments; ++i) {
       const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
-      TensorArgument tensor;
-      tensor.position = i;
-      tensor.use = tensor.in_training = alias && alias->isWrite() ? DTR_USE_MUTATE : DTR_USE_READ;
-      rule->tensors.push_back(tensor);
+      const uint8_t use = alias && alias->isWrite() ? DTR_USE_MUTATE : DTR_USE_READ;
+      rule->tensors.push_back({i, ListOf::none, use, use});
     }
   }
 
@@ -201,14 +199,10 @@ class Rules {
       *position = static_cast<int32_t>(next());
     // The others may pin their tensors, for good.
     rule.may_rest = !rule.passes && !rule.lasts && !rule.of_others && !rule.trials;
-    while (at < numbers.size()) {
-      TensorArgument tensor;
-      tensor.position = static_cast<uint32_t>(next());
-      tensor.list = static_cast<ListOf>(next());
-      tensor.use = static_cast<uint8_t>(next());
-      tensor.in_training = static_cast<uint8_t>(next());
-      rule.tensors.push_back(tensor);
-    }
+    const auto next_use = [&] { return static_cast<uint8_t>(next()); };
+    while (at < numbers.size())
+      rule.tensors.push_back(
+          {static_cast<uint32_t>(next()), static_cast<ListOf>(next()), next_use(), next_use()});
     return rule;
   }
 

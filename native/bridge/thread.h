@@ -68,7 +68,7 @@ class Threads {
   }
   void remove(Thread* thread) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    all_.erase(std::remove(all_.begin(), all_.end(), thread), all_.end());
+    std::erase(all_, thread);
   }
 
   // Has the others wait for so long at most; 0: no longer.
@@ -247,14 +247,13 @@ class OpenOp : NotCopied {
     return {needs(DTR_GRAPH_IS_CAPTURED) ? nullptr : &closure.draws(), false};
   }
 
-  // results: how many of the numbers were put. Whether the record took the thread's spare closure.
-  bool end(uint32_t results) {
+  // results: how many of the numbers were put.
+  void end(uint32_t results) {
     constexpr int64_t kMeasured = -1;
     const int64_t id = core->op_end(thread_.frame(), results, flags_, kMeasured, thread_.spare());
     if (id > 0) thread_.given_away();
     if (id < 0) fail_with_last_error(static_cast<int32_t>(-id));
     open_ = false;
-    return id > 0;
   }
 
  private:
