@@ -43,11 +43,8 @@ class AnyPool : NotCopied {
   virtual void close() = 0;
 
   void set_room(RoomFn room, void* context);
-  virtual uint64_t allocate(uint64_t size_bytes, uint64_t stream) = 0;
-  // The same with a hint (DTR_HINT_...), which only two-ended placement uses.
-  virtual uint64_t allocate_hinted(uint64_t size_bytes, uint64_t stream, int32_t) {
-    return allocate(size_bytes, stream);
-  }
+  // hint: DTR_HINT_..., which only two-ended placement uses.
+  virtual uint64_t allocate(uint64_t size_bytes, uint64_t stream, int32_t hint = DTR_HINT_NONE) = 0;
   // Whether it uses the hint of a request of so many bytes.
   virtual bool uses_hints(uint64_t) const { return false; }
   // An address, or 0 if room would have to be made, or the pool cannot tell.
@@ -72,7 +69,7 @@ class AnyPool : NotCopied {
   // Lowering asks for room and gives memory back until what is held fits; throws OutOfMemory, and
   // the old budget stays, if it does not.
   void set_budget(uint64_t budget_bytes);
-  virtual uint64_t trim() = 0;
+  virtual uint64_t trim() { return 0; }
   // dtr_pool_allocate_beyond() and dtr_pool_free_beyond().
   uint64_t allocate_beyond(uint64_t size_bytes, uint64_t stream);
   void free_beyond(uint64_t address);
@@ -83,7 +80,7 @@ class AnyPool : NotCopied {
   virtual uint64_t block_bytes(uint64_t address) = 0;  // 0 if no block in use starts there
   virtual uint64_t block_start(uint64_t address) = 0;  // 0 if no block in use contains it
   // Free address space directly before and behind the large block in use that starts there.
-  virtual uint64_t free_beside(uint64_t address) = 0;
+  virtual uint64_t free_beside(uint64_t address) { return 0; }
   // dtr_pool_take_openings().
   virtual uint64_t take_openings(dtr_opening*, uint64_t) { return 0; }
   // From this address on blocks have none: there are slabs, or a pool that only counts. Takes no

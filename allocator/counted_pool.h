@@ -36,7 +36,7 @@ class CountedPool : public AnyPool {
     require_no_blocks();
     work_.close();
   }
-  uint64_t allocate(uint64_t size_bytes, uint64_t stream) override {
+  uint64_t allocate(uint64_t size_bytes, uint64_t stream, int32_t = DTR_HINT_NONE) override {
     if (size_bytes == 0) return 0;
     int idle_answers = 0;
     for (bool last = false;;) {
@@ -105,7 +105,6 @@ class CountedPool : public AnyPool {
     Lock lock(mutex_);
     in_use_at(address, "record_stream");
   }
-  uint64_t trim() override { return 0; }
   uint64_t block_bytes(uint64_t address) override {
     Lock lock(mutex_);
     auto at = blocks_.find(address);
@@ -114,8 +113,6 @@ class CountedPool : public AnyPool {
   uint64_t block_start(uint64_t address) override {
     return block_bytes(address) == 0 ? 0 : address;
   }
-  // Nothing has a place here.
-  uint64_t free_beside(uint64_t) override { return 0; }
   PoolStats stats() override {
     Lock lock(mutex_);
     PoolStats stats = counts_;
@@ -194,7 +191,7 @@ class CountedPool : public AnyPool {
   }
 
   void check_budget(uint64_t budget_bytes) const override {
-    if (budget_bytes == 0) throw InvalidArgument("budget_bytes is 0; allowed: 1 and more");
+    if (budget_bytes == 0) invalid("budget_bytes", "0", "1 and more");
   }
   uint64_t shrink(uint64_t, bool) override { return counts_.allocated_bytes; }
   // There is no memory, and no order but that of a table.

@@ -24,9 +24,7 @@ CuDevice find_device(const CudaApi& cuda, int32_t ordinal) {
   int count = 0;
   cuda.check(cuda.device_count(&count), "cuDeviceGetCount");
   if (count == 0) throw DriverError("the CUDA driver has no device");
-  if (ordinal >= count)
-    throw InvalidArgument("device is " + std::to_string(ordinal) + "; allowed: 0 to " +
-                          std::to_string(count - 1));
+  if (ordinal >= count) invalid("device", ordinal, "0 to " + std::to_string(count - 1));
   CuDevice device = 0;
   cuda.check(cuda.device_get(&device, ordinal), "cuDeviceGet");
   return device;

@@ -52,7 +52,7 @@ class DeviceWork : NotCopied {
 
   // Host memory that the device can copy from and to while the host goes on (pinned).
   uint64_t host_allocate(uint64_t size_bytes) {
-    if (size_bytes == 0) throw InvalidArgument("size_bytes is 0; allowed: 1 and more");
+    if (size_bytes == 0) invalid("size_bytes", "0", "1 and more");
     const uint64_t host = driver_.allocate_host(size_bytes);
     try {
       host_.emplace(host, size_bytes);
@@ -67,8 +67,7 @@ class DeviceWork : NotCopied {
   void host_free(uint64_t host) {
     auto found = host_.find(host);
     if (found == host_.end())
-      throw InvalidArgument("host is " + address_text(host) +
-                            "; allowed: the start of host memory of this pool");
+      invalid("host", address_text(host), "the start of host memory of this pool");
     freed_.insert(host_.extract(found));
     try {
       return_freed();
@@ -104,8 +103,8 @@ class DeviceWork : NotCopied {
       const auto& [start, size] = *std::prev(next);
       if (host - start <= size && size_bytes <= size - (host - start)) return;
     }
-    throw InvalidArgument("host is " + address_text(host) + " for " + size_text(size_bytes) +
-                          "; allowed: a range in host memory of this pool");
+    invalid("host", address_text(host) + " for " + size_text(size_bytes),
+            "a range in host memory of this pool");
   }
   void return_freed() {
     while (!freed_.empty()) {

@@ -4,13 +4,11 @@ namespace dtr {
 
 std::unique_ptr<Driver> make_driver(const std::string& name, int32_t device) {
   if (device < 0 || (name != "cuda" && device != 0))
-    throw InvalidArgument("device is " + std::to_string(device) +
-                          "; allowed: 0, or an ordinal of a device for driver 'cuda'");
+    invalid("device", device, "0, or an ordinal of a device for driver 'cuda'");
   if (name == "host") return make_host_driver();
   if (name == "simulated") return make_simulated_driver();
   if (name == "cuda") return make_cuda_driver(device);
-  throw InvalidArgument("driver is '" + name +
-                        "'; allowed: 'host', 'cuda', 'simulated', 'counted', 'guarded'");
+  invalid("driver", "'" + name + "'", "'host', 'cuda', 'simulated', 'counted', 'guarded'");
 }
 
 }  // namespace dtr

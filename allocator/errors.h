@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cinttypes>
+#include <concepts>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
@@ -30,6 +31,15 @@ struct DriverError : std::runtime_error {
 struct InvalidArgument : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
+
+[[noreturn]] inline void invalid(const std::string& name, const std::string& value,
+                                 const std::string& allowed) {
+  throw InvalidArgument(name + " is " + value + "; allowed: " + allowed);
+}
+template <std::integral Number>
+[[noreturn]] void invalid(const char* name, Number value, const std::string& allowed) {
+  invalid(name, std::to_string(value), allowed);
+}
 
 // The object is not in a state that allows the call.
 struct StateError : std::runtime_error {

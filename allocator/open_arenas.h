@@ -10,14 +10,12 @@
 namespace dtr {
 
 [[noreturn]] inline void throw_arena_not_open(uint64_t arena) {
-  throw InvalidArgument("arena is " + std::to_string(arena) +
-                        "; allowed: an arena of this pool that is open");
+  invalid("arena", arena, "an arena of this pool that is open");
 }
 
 [[noreturn]] inline void throw_not_freed_in_arena(uint64_t address, uint64_t stream) {
-  throw InvalidArgument("address is " + address_text(address) +
-                        "; allowed: where the arena has enough free memory of stream " +
-                        std::to_string(stream));
+  invalid("address", address_text(address),
+          "where the arena has enough free memory of stream " + std::to_string(stream));
 }
 
 class OpenArenas {

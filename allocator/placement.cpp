@@ -59,8 +59,7 @@ std::unique_ptr<Placement> make_placement(int32_t kind) {
     case DTR_PLACE_SIZE_CLASSES:
       return std::make_unique<SizeClasses>();
   }
-  throw InvalidArgument("placement is " + std::to_string(kind) +
-                        "; allowed: 0 (best fit), 1 (first fit), 2 (two-ended), 3 (size classes)");
+  invalid("placement", kind, "0 (best fit), 1 (first fit), 2 (two-ended), 3 (size classes)");
 }
 
 }  // namespace dtr

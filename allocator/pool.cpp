@@ -17,11 +17,6 @@ constexpr uint64_t kLeastObjects = 32;  // of the largest size that a slab of le
 // Of a request that was still not served, until it waits for the device.
 constexpr int kAnswersBeforeWait = 256;
 
-[[noreturn]] void invalid(const char* field, uint64_t value, const std::string& allowed) {
-  throw InvalidArgument(std::string(field) + " is " + std::to_string(value) +
-                        "; allowed: " + allowed);
-}
-
 uint64_t chosen_chunk(const PoolOptions& options, const DriverTraits& traits) {
   uint64_t unit = traits.granularity;
   if (options.chunk_bytes == 0) return traits.default_chunk;
@@ -86,17 +81,16 @@ uint64_t chosen_keep(const PoolOptions& options, uint64_t chunk) {
 
 bool chosen_poison(const PoolOptions& options, const Driver& driver) {
   if (options.poison == 0) return false;
-  if (options.poison != 1 || !driver.has_contents())
-    throw InvalidArgument("poison is " + std::to_string(options.poison) + "; allowed: 0" +
-                          (driver.has_contents()
-                               ? ", or 1"
-                               : ", as driver '" + driver.traits().name + "' has no contents"));
+  if (!driver.has_contents())
+    invalid("poison", options.poison,
+            "0, as driver '" + driver.traits().name + "' has no contents");
+  if (options.poison != 1) invalid("poison", options.poison, "0, or 1");
   return true;
 }
 
 bool chosen_fixed(const PoolOptions& options) {
   if (options.fixed == 0 || options.fixed == 1) return options.fixed == 1;
-  throw InvalidArgument("fixed is " + std::to_string(options.fixed) + "; allowed: 0, 1");
+  invalid("fixed", options.fixed, "0, 1");
 }
 
 uint64_t slab_region(const PoolOptions& options, uint64_t reserve, uint64_t chunk) {
@@ -147,14 +141,6 @@ void Pool::close() {
   give_back(kNoLimit);
   streams_.close();
   reservation_.close();
-}
-
-uint64_t Pool::allocate(uint64_t size_bytes, uint64_t stream) {
-  return place(size_bytes, stream, kNoArena);
-}
-
-uint64_t Pool::allocate_hinted(uint64_t size_bytes, uint64_t stream, int32_t hint) {
-  return place(size_bytes, stream, kNoArena, hint);
 }
 
 uint64_t Pool::place(uint64_t size_bytes, uint64_t stream, uint64_t arena, int32_t hint) {

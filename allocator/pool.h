@@ -63,8 +63,9 @@ class Pool final : public AnyPool {
 
   // Gives everything back to the driver.
   void close() override;
-  uint64_t allocate(uint64_t size_bytes, uint64_t stream) override;
-  uint64_t allocate_hinted(uint64_t size_bytes, uint64_t stream, int32_t hint) override;
+  uint64_t allocate(uint64_t size_bytes, uint64_t stream, int32_t hint = DTR_HINT_NONE) override {
+    return place(size_bytes, stream, kNoArena, hint);
+  }
   bool uses_hints(uint64_t size_bytes) const override {
     return placement_->at_high_end(DTR_HINT_CHEAP) && !slabs_.is_small(size_bytes);
   }
@@ -126,8 +127,7 @@ class Pool final : public AnyPool {
 
   // allocate(), or for an arena; kNoArena: none.
   static constexpr uint64_t kNoArena = 0;
-  uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena,
-                 int32_t hint = DTR_HINT_NONE);
+  uint64_t place(uint64_t size_bytes, uint64_t stream, uint64_t arena, int32_t hint);
   uint64_t place_plain(uint64_t size_bytes, uint64_t stream);
   uint64_t hand_out(Block* block, uint64_t size_bytes, uint64_t stream, Owner owner);
 

@@ -17,7 +17,7 @@ uint64_t Pool::arena_allocate(uint64_t arena, uint64_t size_bytes, uint64_t stre
     Lock lock(mutex_);
     arenas_.require_open(arena);
   }
-  return place(size_bytes, stream, arena);
+  return place(size_bytes, stream, arena, DTR_HINT_NONE);
 }
 
 void Pool::arena_allocate_at(uint64_t arena, uint64_t address, uint64_t size_bytes,

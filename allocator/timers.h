@@ -57,8 +57,7 @@ class Timers {
     if (timer == 0) return;
     auto found = open_.find(timer);
     if (found == open_.end() || found->second.ended)
-      throw InvalidArgument("timer is " + std::to_string(timer) +
-                            "; allowed: 0, or one that was begun and has not ended");
+      invalid("timer", timer, "0, or one that was begun and has not ended");
     std::deque<uint64_t>& ended = ended_[found->second.stream];
     ended.push_back(timer);
     try {

@@ -78,7 +78,7 @@ int32_t dtr_pool_allocate_hinted(dtr_pool* pool, uint64_t size_bytes, uint64_t s
                                  void** out) {
   return give(out, "out", [&] {
     require_between("hint", hint, DTR_HINT_NONE, DTR_HINT_WORKSPACE);
-    return pointer(of(pool).allocate_hinted(size_bytes, stream, hint));
+    return pointer(of(pool).allocate(size_bytes, stream, hint));
   });
 }
 

@@ -64,10 +64,6 @@ int64_t result_or_status(Body&& body) noexcept {
 }
 
 // Throw InvalidArgument for an argument that is not what it must be.
-[[noreturn]] inline void invalid(const std::string& name, const std::string& value,
-                                 const std::string& allowed) {
-  throw InvalidArgument(name + " is " + value + "; allowed: " + allowed);
-}
 inline void require(const void* argument, const char* name) {
   if (!argument) invalid(name, "NULL", "a valid pointer");
 }
