@@ -13,35 +13,8 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def _reason() -> str | None:
-    try:
-        import torch
-    except ImportError:
-        return "torch is not installed here"
-    if torch.version.cuda is None:
-        return "torch is built without CUDA here (make cuda-emulated CUDA_TORCH_PYTHONS=...)"
-    try:
-        import dtr_alloc._core  # noqa: F401
-    except ImportError as error:
-        return f"the core is not built here: {error}"
-    return None
-
-
-REASON = _reason()
-
-
-def _package_folder() -> Path:
-    """Where the dtr_alloc that these tests import lies."""
-    import dtr_alloc
-
-    return Path(dtr_alloc.__file__).parent.parent
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if REASON is not None:
-        for item in items:
-            if HERE in item.path.parents:
-                item.add_marker(pytest.mark.skip(reason=REASON))
+    emulated.skip(items, HERE, emulated.why_not)
 
 
 @dataclass
@@ -94,9 +67,7 @@ class Machine:
         if settings is not None:
             own["PYTORCH_CUDA_ALLOC_CONF"] = settings
             preloaded.append(emulated.management())
-        environ = emulated.environment(
-            [str(_package_folder())], preloaded, devices, chunk, memory, peers
-        )
+        environ = emulated.environment(preloaded, devices, chunk, memory, peers)
         done = subprocess.run(
             [sys.executable, "-W", "ignore", HERE / "start.py", report, str(budget), script]
             + [str(argument) for argument in arguments],

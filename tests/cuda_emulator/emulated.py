@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -54,16 +55,43 @@ def management() -> Path:
     return _compile(_folder() / "nvml_stand_in.so", HERE / "nvml.cpp", soname)
 
 
+def why_not() -> str | None:
+    """What keeps jobs from running over the libraries here."""
+    try:
+        import dtr_alloc._core  # noqa: F401
+        import torch
+    except ImportError as error:
+        return str(error)
+    if torch.version.cuda is None:
+        return "torch is built without CUDA here (make cuda-emulated CUDA_TORCH_PYTHONS=...)"
+    return None
+
+
+def skip(items: list[Any], folder: Path, why_not: Callable[[], str | None]) -> None:
+    """Skips the tests of a folder if something keeps them from running."""
+    import pytest
+
+    own = [item for item in items if folder in item.path.parents]
+    if own and (reason := why_not()) is not None:
+        for item in own:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
 def environment(
-    paths: list[str],
     preloaded: list[Path],
     devices: int = 1,
     chunk: int = 64 << 10,
     memory: int = 1 << 30,
     peers: bool = False,
 ) -> dict[str, str]:
-    """The variables of a process over the libraries, whose modules are in `paths`. Queued work
-    stays unfinished until somebody waits for it."""
+    """The variables of a process over the libraries, which finds the same packages as this one.
+    Queued work stays unfinished until somebody waits for it."""
+    import bench
+    import dtr_alloc
+
+    paths = [str(Path(package.__file__ or "").parents[1]) for package in (dtr_alloc, bench)]
+    paths += [str(HERE), str(HERE.parent / "allocator")]  # helpers that folders share
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
     kept = ("DTR_ALLOC_CACHE", "CXX")
     return {
         **{
@@ -71,7 +99,7 @@ def environment(
             for name, value in os.environ.items()
             if name in kept or not name.startswith("DTR_ALLOC_")
         },
-        "PYTHONPATH": os.pathsep.join([*paths, str(HERE)]),
+        "PYTHONPATH": os.pathsep.join(paths),
         "LD_PRELOAD": " ".join(map(str, preloaded)),
         "CUDA_EMULATOR_DEVICES": str(devices),
         "CUDA_EMULATOR_CHUNK": str(chunk),

@@ -7,33 +7,28 @@ nothing of a GPU.
 """
 
 import importlib.util
-import os
 from pathlib import Path
 
 import pytest
+from own_process import BACKEND, emulated
 
 if importlib.util.find_spec("torch") is None:
     collect_ignore_glob = ["test_*.py"]
 
-DEVICE = os.environ.get("GPU_TESTS_DEVICE", "cuda")
-
 
 def why_not() -> str | None:
     """What keeps these tests from running here."""
+    if BACKEND == "emulated":
+        return emulated.why_not()
     try:
         import dtr_alloc._core  # noqa: F401
         import torch
     except ImportError as error:
         return str(error)
-    if DEVICE == "emulated" and torch.version.cuda is None:
-        return "torch is built without CUDA here (make cuda-emulated CUDA_TORCH_PYTHONS=...)"
-    if DEVICE == "cuda" and not torch.cuda.is_available():
+    if BACKEND == "cuda" and not torch.cuda.is_available():
         return f"PyTorch {torch.__version__} finds no CUDA device here"
     return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    own = [item for item in items if Path(__file__).parent in item.path.parents]
-    if own and (reason := why_not()) is not None:
-        for item in own:
-            item.add_marker(pytest.mark.skip(reason=reason))
+    emulated.skip(items, Path(__file__).parent, why_not)

@@ -22,6 +22,8 @@ from typing import Any
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "cuda_emulator"))
+import emulated
+
 BACKEND = os.environ.get("GPU_TESTS_DEVICE", "cuda")
 DEVICE = "cpu" if BACKEND == "cpu" else "cuda"
 SKIPPED = 77
@@ -29,21 +31,18 @@ SECONDS = 600  # ends what hangs
 
 
 def own_process(
-    budget: int | str | None = "unlimited",
+    budget: int | str = "unlimited",
     cuda_only: str | None = None,
     gpu_only: str | None = None,
     **settings: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorates a test. `budget` and `settings` are dtr_alloc.enable()'s; None: it is not enabled.
+    """Decorates a test. `budget` and `settings` are dtr_alloc.enable()'s.
     `cuda_only`: what of CUDA the test is about, which the CPU does not have; `gpu_only`: which the
     stand-in for CUDA does not have."""
 
     def decorate(body: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(body)
         def test(**arguments: Any) -> None:
-            missing = unknown_settings(settings)
-            if missing:
-                pytest.skip(f"dtr_alloc has no setting {', '.join(missing)} here")
             if DEVICE == "cpu" and cuda_only:
                 pytest.skip(f"the CPU has no {cuda_only}")
             if BACKEND == "emulated" and gpu_only:
@@ -59,28 +58,12 @@ def own_process(
     return decorate
 
 
-def unknown_settings(settings: dict[str, Any]) -> list[str]:
-    """Those that this version's configuration does not have."""
-    from dtr_alloc.config import FIELDS
-
-    return [name for name in settings if name not in FIELDS]
-
-
 def run_elsewhere(body: Callable[..., None], arguments: dict[str, Any]) -> None:
     """Runs it in a new process; fails and skips as that says."""
-    import emulated
-
-    import bench
-    import dtr_alloc
-
     file = sys.modules[body.__module__].__file__
     command = [sys.executable, __file__, str(file), body.__name__, json.dumps(arguments)]
-    # The same packages as here, however this process found them.
-    paths = [str(Path(package.__file__ or "").parents[1]) for package in (dtr_alloc, bench)]
-    paths += [str(Path(__file__).parents[1] / "allocator")]  # helpers that folders share
-    paths += filter(None, [os.environ.get("PYTHONPATH")])
     libraries = [emulated.library()] if BACKEND == "emulated" else []
-    clean = emulated.environment(paths, libraries)
+    clean = emulated.environment(libraries)
     # Read by cuBLAS when it is first used; PyTorch asks for it in deterministic mode.
     clean["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=SECONDS)
@@ -96,7 +79,7 @@ def run_elsewhere(body: Callable[..., None], arguments: dict[str, Any]) -> None:
 def run_here(
     body: Callable[..., None],
     arguments: dict[str, Any],
-    budget: int | str | None,
+    budget: int | str,
     settings: dict[str, Any],
 ) -> None:
     """Runs it in this process."""
@@ -107,9 +90,6 @@ def run_here(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        if budget is None:
-            body(**arguments)
-            return
         with dtr_alloc.session(budget=budget, device=DEVICE, **settings):
             body(**arguments)
             dtr_alloc.check_invariants()
@@ -136,11 +116,9 @@ def main(file: str, name: str, arguments: str) -> None:
     test = getattr(module, name)
     import dtr_alloc
 
-    if test.own_budget is not None:
-        dtr_alloc.enable(budget=test.own_budget, device=DEVICE, **test.own_settings)
+    dtr_alloc.enable(budget=test.own_budget, device=DEVICE, **test.own_settings)
     test.__wrapped__(**json.loads(arguments))
-    if test.own_budget is not None:
-        dtr_alloc.check_invariants()
+    dtr_alloc.check_invariants()
 
 
 def run() -> int:
@@ -149,8 +127,6 @@ def run() -> int:
         if BACKEND != "emulated":
             main(*sys.argv[1:])
             return 0
-        import emulated
-
         emulated.prepare()
         main(*sys.argv[1:])
         assert not any(emulated.seen().values()), emulated.seen()
@@ -166,7 +142,5 @@ def run() -> int:
 if __name__ == "__main__":
     status = run()
     if BACKEND == "emulated":
-        import emulated
-
         emulated.leave(status)
     sys.exit(status)

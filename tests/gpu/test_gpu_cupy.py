@@ -9,12 +9,7 @@ from own_process import DEVICE, own_process
 
 import dtr_alloc
 
-pytestmark = [
-    pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not here"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("dtr_alloc.cupy") is None, reason="dtr_alloc has no cupy yet"
-    ),
-]
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("cupy") is None, reason="CuPy is not here")
 
 SCALE = r"""
 extern "C" __global__ void scale(float* x, float by, int count) {

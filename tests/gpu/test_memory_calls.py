@@ -134,8 +134,6 @@ def test_an_interface_of_raw_addresses_pins():
 
 @own_process(cuda_only="event timing")
 def test_costs_are_measured_without_waiting_for_the_device():
-    if "host_waits" not in dtr_alloc.stats():
-        pytest.skip("this core does not count the calls that wait")
     x = torch.randn(1024, 1024).to(DEVICE)
     for _ in range(3):
         (x @ x).sum()
