@@ -81,16 +81,16 @@ void Heap::keep_by_address() {
   }
 }
 
-Block* Heap::lowest_fit(Owner owner, uint64_t size, uint64_t from) {
-  if (owner >= owners_.size() || from >= end_) return nullptr;
+Block* Heap::lowest_fit(Owner owner, uint64_t size) {
+  if (owner >= owners_.size() || begin_ == end_) return nullptr;
   MaxTree& by_cell = *owners_[owner]->by_cell;
-  uint64_t cell = starts_.cell_of(from);
+  uint64_t cell = starts_.cell_of(begin_);
   while ((cell = by_cell.find(cell, size)) != MaxTree::kNone) {
     uint64_t largest = 0;
     for (Block* block = starts_.first_in(cell);
          block != nullptr && starts_.cell_of(block->offset) == cell; block = block->next()) {
       if (block->state != BlockState::kFree || block->owner != owner) continue;
-      if (block->size >= size && block->offset >= from) return block;
+      if (block->size >= size) return block;
       largest = std::max(largest, block->size);
     }
     by_cell.lower(cell, largest);

@@ -54,10 +54,10 @@ class Heap : NotCopied {
   Block* best_fit(Owner owner, uint64_t size) const;
   Block* next_fit(const Block* hole) const;
 
-  // The lowest free block of one owner of at least `size` bytes that begins at the offset or above
-  // it, or nullptr. Needs keep_by_address(), which is called before the heap is used: each cell
-  // then has a bound of its holes' sizes (max_tree.h).
-  Block* lowest_fit(Owner owner, uint64_t size, uint64_t from);
+  // The lowest free block of one owner of at least `size` bytes, or nullptr. Needs
+  // keep_by_address(), which is called before the heap is used: each cell then has a bound of its
+  // holes' sizes (max_tree.h).
+  Block* lowest_fit(Owner owner, uint64_t size);
   void keep_by_address();
   Block* largest(Owner owner) const { return owners_[owner]->index.largest(); }
 

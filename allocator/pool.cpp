@@ -116,8 +116,7 @@ Pool::Pool(const PoolOptions& options)
       keep_chunks_(chosen_keep(options, chunk_)),
       poison_(chosen_poison(options, *driver_)),
       fixed_(chosen_fixed(options)),
-      placement_(make_placement(options.placement)),
-      best_fit_(make_placement(0)) {
+      placement_(make_placement(options.placement)) {
   if (placement_->by_address()) large_.keep_by_address();
   allot();
   if (keep_chunks_ != kNoLimit) streams_.make_idle_safe();

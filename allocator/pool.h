@@ -161,7 +161,7 @@ class Pool final : public AnyPool {
   Heap& heap_at(uint64_t offset) { return offset < small_.begin() ? large_ : small_; }
   const Heap& heap_at(uint64_t offset) const { return offset < small_.begin() ? large_ : small_; }
   const Placement& placement_in(const Heap& heap) const {
-    return &heap == &large_ ? *placement_ : *best_fit_;  // slabs are all of one size
+    return &heap == &large_ ? *placement_ : best_fit_;  // slabs are all of one size
   }
   uint64_t rounded_size(uint64_t size) const;
   void poll();
@@ -223,7 +223,7 @@ class Pool final : public AnyPool {
   bool poison_;
   bool fixed_;
   std::unique_ptr<Placement> placement_;
-  std::unique_ptr<Placement> best_fit_;
+  Placement best_fit_;
   int32_t hint_ = DTR_HINT_NONE;  // of the request that is being placed
   bool remaps_ = true;            // whether step 3 is open to it
   std::string refusal_;           // what the driver said when it last refused memory
