@@ -89,7 +89,7 @@ uint64_t Compactor::compact(dtr_pool* pool, Deferred& deferred) {
   for (size_t i = blocks.size(); i-- > 0;) {
     if (blocks[i].state != DTR_BLOCK_IN_USE) continue;
     Storage* storage = graph_.by_address.find(pointer(blocks[i].address));
-    if (storage) mover_.move(storage, storage->address, pointer(UINT64_MAX), false, deferred);
+    if (storage) mover_.move(storage, storage->address, pointer(UINT64_MAX), deferred);
   }
   return environment_.stats.moved_bytes - before;
 }
@@ -160,7 +160,7 @@ bool Compactor::move_victims(Device& device, uint64_t size_bytes, bool fragmente
   const auto first_kept =
       std::stable_partition(victims->begin(), victims->end(), [&](Storage* storage) {
         return mover_.move_ns(storage) < loss_ns(storage) &&
-               mover_.move(storage, pointer(begin), pointer(end), false, deferred);
+               mover_.move(storage, pointer(begin), pointer(end), deferred);
       });
   const bool moved = first_kept != victims->begin();
   victims->erase(victims->begin(), first_kept);

@@ -100,15 +100,15 @@ class Mover {
     return streams_.has_streams(storage->device_type) ? storage->used_on : 0;
   }
 
-  // Moves the content to a place outside of [avoid_begin, avoid_end), and, if packed, in chunks
-  // that are touched already. False, and nothing changed, if it may not be moved, its handle cannot
-  // be held, or there is no such place. Throws what the driver says, the content where it was (M5).
-  bool move(Storage* storage, const void* avoid_begin, const void* avoid_end, bool packed,
-            Deferred& deferred) {
-    return move_all({storage}, avoid_begin, avoid_end, packed, deferred);
+  // Moves the content to a place outside of [avoid_begin, avoid_end). False, and nothing changed, if
+  // it may not be moved, its handle cannot be held, or there is no such place. Throws what the driver
+  // says, the content where it was (M5).
+  bool move(Storage* storage, const void* avoid_begin, const void* avoid_end, Deferred& deferred) {
+    return move_all({storage}, avoid_begin, avoid_end, false, deferred);
   }
-  // Likewise all of them, in this order, or none where one has no place. So nobody who makes room by
-  // moves, and fails, undoes what another one did, again and again.
+  // Likewise all of them, in this order, or none where one has no place; packed: in chunks that are
+  // touched already. So nobody who makes room by moves, and fails, undoes what another one did, again
+  // and again.
   bool move_all(const std::vector<Storage*>& storages, const void* avoid_begin,
                 const void* avoid_end, bool packed, Deferred& deferred) {
     std::vector<Place> places;

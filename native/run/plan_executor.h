@@ -126,8 +126,7 @@ class PlanExecutor {
     if (storage->kept >= 0 && storage->locks == 0 &&
         parts_.dead.settle(storage, storage->size_bytes, deferred))
       return true;
-    return parts_.environment.options.moving &&
-           parts_.mover.move(storage, begin, end, false, deferred);
+    return parts_.environment.options.moving && parts_.mover.move(storage, begin, end, deferred);
   }
   bool move_held(Storage* storage, const void* address, EngineCall& call) {
     std::vector<void*> in_the_way;
@@ -140,7 +139,7 @@ class PlanExecutor {
     for (const void* other_address : in_the_way) {
       Storage* other = parts_.graph.by_address.find(other_address);
       if (other && other != storage && other->live)
-        parts_.mover.move(other, address, end, false, call.deferred);
+        parts_.mover.move(other, address, end, call.deferred);
     }
     if (fits()) return true;
     if (in_the_way.empty()) return false;
@@ -161,7 +160,7 @@ class PlanExecutor {
   }
   // Out of [begin, end), which is partly its own place. Room is made for it as for any request.
   bool move_aside(Storage* storage, const void* begin, const void* end, EngineCall& call) {
-    if (parts_.mover.move(storage, begin, end, false, call.deferred)) return true;
+    if (parts_.mover.move(storage, begin, end, call.deferred)) return true;
     const void* const handle = storage->handle;
     dtr_pool* const pool = parts_.devices.of(storage).pool;
     const uint64_t stream = parts_.mover.stream_of_move(storage);
@@ -178,7 +177,7 @@ class PlanExecutor {
     call.lock.lock();
     parts_.lifecycle.unlock(storage, call.deferred);
     return status == DTR_OK && parts_.graph.by_handle.find(handle) == storage &&
-           parts_.mover.move(storage, begin, end, false, call.deferred);
+           parts_.mover.move(storage, begin, end, call.deferred);
   }
 
   Parts parts_;

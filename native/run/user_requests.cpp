@@ -19,7 +19,7 @@ bool Engine::user_move(const void* which, const void* avoid_begin, const void* a
   Transaction call(*this);
   Storage* storage = graph_.by_handle.find(which);
   if (!storage) storage = graph_.by_address.find(which);
-  return storage && mover_.move(storage, avoid_begin, avoid_end, false, call.deferred);
+  return storage && mover_.move(storage, avoid_begin, avoid_end, call.deferred);
 }
 
 uint64_t Engine::compact(dtr_pool* pool) {
