@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("dtr_alloc._core", reason="needs the native build: setup.py build_ext")
 
-from native_fixtures import compile_cpp, fake_cuda, fake_cuda_library, record
+from native_fixtures import ROOT, compile_cpp, fake_cuda, fake_cuda_library, load_cpp, record
 from native_pool import NativePool
 from stream_toy import make_stream_toy
 from toy import PAGE, Toy
@@ -22,6 +22,24 @@ def counted_new(tmp_path_factory) -> Path:
         pytest.skip("the sanitizer brings its operator new")
     library = tmp_path_factory.mktemp("counted") / "counted_new.so"
     return compile_cpp([Path(__file__).parent / "counted_new.cpp"], library, "-shared", "-fPIC")
+
+
+@pytest.fixture(scope="session")
+def learn(tmp_path_factory):
+    """The FFI and the library of learn.cpp."""
+    parts = ("learn/layout", "learn/step_log", "policy/step_detector")
+    sources = [ROOT / "tests/native/learn.cpp", *(ROOT / f"native/{part}.cpp" for part in parts)]
+    declarations = """
+        typedef struct { uint64_t begin, end, size_bytes; } lifetime;
+        typedef struct { uint64_t begin, end; } obstacle;
+        uint64_t layout_of(const lifetime *, uint64_t, const obstacle *, uint64_t, uint64_t limit,
+                           uint64_t *addresses);
+        uint64_t gap_in(const obstacle *busy, uint64_t count, uint64_t size_bytes);
+        uint64_t nowhere(void);
+        void repetition_of(const int64_t *, uint64_t, uint64_t *);
+        void begins(const uint64_t *, uint64_t, const uint64_t *, uint64_t, uint8_t *);
+    """
+    return load_cpp(sources, tmp_path_factory.mktemp("learn") / "liblearn.so", declarations)
 
 
 @pytest.fixture

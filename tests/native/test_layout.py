@@ -9,7 +9,6 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_fixtures import ROOT, load_cpp
 
 STEP = 12  # moments
 
@@ -30,16 +29,8 @@ class Lifetime(NamedTuple):
 class Layouts:
     """The compiled functions."""
 
-    def __init__(self, sources, library):
-        declarations = """
-            typedef struct { uint64_t begin, end, size_bytes; } lifetime;
-            typedef struct { uint64_t begin, end; } obstacle;
-            uint64_t layout_of(const lifetime *, uint64_t, const obstacle *, uint64_t,
-                               uint64_t limit, uint64_t *addresses);
-            uint64_t gap_in(const obstacle *busy, uint64_t count, uint64_t size_bytes);
-            uint64_t nowhere(void);
-        """
-        self.ffi, self.lib = load_cpp(sources, library, declarations)
+    def __init__(self, learn):
+        self.ffi, self.lib = learn
 
     def lay_out(self, lifetimes, obstacles, limit) -> tuple[list[int | None], int]:
         """The addresses, None for nowhere, and the missing bytes."""
@@ -60,10 +51,8 @@ class Layouts:
 
 
 @pytest.fixture(scope="session")
-def layouts(tmp_path_factory):
-    path = tmp_path_factory.mktemp("layout") / "liblayout.so"
-    sources = [ROOT / "tests/native/layout.cpp", ROOT / "native/learn/layout.cpp"]
-    return Layouts(sources, path)
+def layouts(learn):
+    return Layouts(learn)
 
 
 MOMENTS = st.integers(0, STEP - 1)

@@ -5,7 +5,6 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from native_fixtures import ROOT, load_cpp
 
 CONSTANT, CALL, RELEASE = 0, 1, 5  # dtr/op_log.h
 BYTES = 1000
@@ -41,19 +40,9 @@ class Job:
         return number
 
 
-@pytest.fixture(scope="session")
-def hear(tmp_path_factory):
-    path = tmp_path_factory.mktemp("step_log") / "libsteplog.so"
-    sources = [
-        ROOT / path
-        for path in (
-            "tests/native/step_log.cpp",
-            "native/learn/step_log.cpp",
-            "native/policy/step_detector.cpp",
-        )
-    ]
-    declarations = "void repetition_of(const int64_t *, uint64_t, uint64_t *);"
-    ffi, lib = load_cpp(sources, path, declarations)
+@pytest.fixture
+def hear(learn):
+    ffi, lib = learn
 
     def found(job: Job) -> Found:
         numbers = ffi.new("uint64_t[5]")
@@ -119,12 +108,9 @@ def test_it_is_the_shortest_period_by_definition(hear, seed):
 # ---- Where a step of a plan begins is heard in the calls of a job (native/run/step_plan.h) ----
 
 
-@pytest.fixture(scope="module")
-def begins(tmp_path_factory):
-    path = tmp_path_factory.mktemp("step_plan") / "libstepplan.so"
-    sources = [ROOT / "tests/native/step_plan.cpp"]
-    declarations = "void begins(uint64_t *, uint64_t, uint64_t *, uint64_t, uint8_t *);"
-    ffi, lib = load_cpp(sources, path, declarations)
+@pytest.fixture
+def begins(learn):
+    ffi, lib = learn
 
     def found(plan: list[int], job: list[int]) -> list[bool]:
         is_beginning = ffi.new("uint8_t[]", len(job))
