@@ -41,18 +41,6 @@ def test_the_fill_waits_for_the_work_that_uses_the_block(fake_cuda):
         fake_cuda.hold(0)
 
 
-def test_another_stream_takes_the_block_behind_the_fill(fake_cuda):
-    """The stand-in reports fills that overlap work of another stream."""
-    fake_cuda.hold(1)
-    with NativePool("cuda", budget=4 * CHUNK, poison=1) as pool:
-        pool.free(pool.allocate(CHUNK, B))
-        block = pool.allocate(4 * CHUNK, A)
-        pool.free(block)
-        assert pool.allocate(4 * CHUNK, B) == block
-        fake_cuda.launch(B, block, 4 * CHUNK)
-        fake_cuda.hold(0)
-
-
 def test_arenas_are_not_filled(fake_cuda):
     """A fill on a captured stream would be a part of the graph."""
     with NativePool("cuda", budget=8 * CHUNK, poison=1) as pool:

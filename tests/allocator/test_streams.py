@@ -153,18 +153,6 @@ def test_what_memory_has_left_is_waited_for_before_it_goes_back(pool, fake_cuda)
     assert fake_cuda.physical_bytes() == 4 * CHUNK
 
 
-def test_a_second_stream_waits_for_work_at_the_old_addresses(pool, fake_cuda):
-    """The memory is the same: what the first stream still does there comes first."""
-    blocks = fragmented(pool, fake_cuda)
-    large = pool.allocate(4 * CHUNK, A)
-    pool.free(large)
-    taken = pool.allocate(4 * CHUNK, B)
-    waits = fake_cuda.waits()
-    assert waits > 0
-    fake_cuda.launch(B, taken, 4 * CHUNK)
-    assert blocks[0] not in range(taken, taken + 4 * CHUNK)
-
-
 def test_slabs_of_one_stream_serve_another_only_behind_an_event(pool, fake_cuda):
     small = [pool.allocate(2048, A) for _ in range(CHUNK // 2048)]  # all slabs of a chunk
     pool.allocate(7 * CHUNK, B)
