@@ -23,9 +23,11 @@ const Storage* keeps_from_banishing(const Storage* storage) {
 }  // namespace
 
 // As long as nothing had to be evicted, memory is not short, and nothing is gained by keeping it.
-// What costs less than a search for it later goes at once.
+// What costs less than a search for it later goes at once. A plan knows what is used later.
 bool DeadStorages::keeps_for_later(const Storage* storage) const {
   constexpr int64_t kLeastCostNs = 20'000;
+  if (storage->when_dropped != WhenDropped::by_policy)
+    return storage->when_dropped == WhenDropped::stays;
   return policy_ == Dealloc::lazy && environment_.stats.evictions > evictions_ &&
          cost_of(storage) >= kLeastCostNs;
 }

@@ -77,6 +77,13 @@ enum class State : uint8_t {
   freed         // the record itself is on its way out
 };
 
+// What becomes of a storage that the framework drops while others depend on it.
+enum class WhenDropped : uint8_t {
+  by_policy,  // dead_storages.h
+  goes,       // its plan has no use for it afterwards (step_plan.h, A2)
+  stays       // its plan has one
+};
+
 // What the resident storages next to an evicted region know of it (N2).
 enum class Known : uint8_t {
   maybe,  // some may know the summed cost
@@ -141,8 +148,9 @@ struct alignas(64) Storage {
   uint32_t overwriters = 0;          // ops in flight that will end this version (R8)
   // Ops of its step behind it, along the longest path, since the last look at its history.
   uint32_t chain = 0;
-  uint32_t output = 0;             // index in its parent's outputs
-  bool unwritten = false;          // R16
+  uint32_t output = 0;     // index in its parent's outputs
+  bool unwritten = false;  // R16
+  WhenDropped when_dropped = WhenDropped::by_policy;
   bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
   bool queued = false;             // to be tried when the call is done
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant

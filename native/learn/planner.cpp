@@ -64,7 +64,8 @@ StepBlocks::StepBlocks(const AllocationTrace& trace, uint64_t first_op, uint64_t
         block.last_run,
         block.size_bytes,
         StepPlan::kNowhere,
-        block.is_ahead};
+        block.is_ahead,
+        block.dropped - block.end <= 1};
     if (block.size_bytes < kLeastBytes) {
       of.size_bytes = block.size_bytes;
       small.add(of);

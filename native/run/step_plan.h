@@ -6,9 +6,10 @@
 //
 //  A1  The plan is followed from the beginning of a step, which the operators before it tell, to the
 //      first operator that is another. Then all is decided as ever, until a step begins again.
-//  A2  What is past its last use is evicted at once, and not swapped, if it was not freed, and be it
-//      so small that its address is a slab's: what is still there, because nobody needed its place,
-//      is not computed again where the plan has it, and is then in the way where it is.
+//  A2  What is past its last use is evicted at once, and not swapped, and be it so small that its
+//      address is a slab's: what is still there, because nobody needed its place, is not computed
+//      again where the plan has it, and is then in the way where it is. What the framework drops
+//      before anything else is allocated goes by that alone. What it drops earlier stays.
 //  A3  What lies in a place nevertheless is evicted, or else makes way: a dead constant goes, if what
 //      needs it is dead, too, and others move. A place that cannot be had (something in it is in use,
 //      or of nobody known) is none: the request is served as ever. A storage that is not where the
@@ -42,6 +43,7 @@ struct StepPlan {
     uint64_t size_bytes;         // as requested
     uint64_t offset;             // from the pool's first chunk; kNowhere: a slab's
     bool is_ahead;               // allocated before its operator begins, which fills it first
+    bool is_dropped;             // right after its last use (A2)
   };
   // What is there in all steps, and where it belongs.
   struct Held {
@@ -106,7 +108,8 @@ class PlanFollower {
     ahead_ = 0;
     by_last_use_.clear();
     for (size_t i = 0; i < plan_.places.size(); ++i)
-      if (plan_.places[i].result != StepPlan::kNone && plan_.places[i].last_op != StepPlan::kNone)
+      if (const StepPlan::Place& place = plan_.places[i];
+          place.result != StepPlan::kNone && place.last_op != StepPlan::kNone && !place.is_dropped)
         by_last_use_.push_back(i);
     std::ranges::sort(by_last_use_, {}, [this](size_t i) { return last_use_of(plan_.places[i]); });
     given_.assign(plan_.places.size(), Given());
@@ -234,8 +237,10 @@ class PlanFollower {
     if (!output.storage || output.rank < 0) return;
     for (size_t i = first_place_[op]; i < first_place_[op + 1]; ++i) {
       const StepPlan::Place& place = plan_.places[i];
-      if (place.run == run && place.result == static_cast<uint32_t>(output.rank))
-        given_[i] = {output.storage->address, output.storage->id};
+      if (place.run != run || place.result != static_cast<uint32_t>(output.rank)) continue;
+      given_[i] = {output.storage->address, output.storage->id};
+      if (place.last_op == StepPlan::kNone) continue;
+      output.storage->when_dropped = place.is_dropped ? WhenDropped::goes : WhenDropped::stays;
     }
   }
   uint64_t next_ahead(uint64_t size_bytes) {

@@ -12,6 +12,7 @@ namespace dtr {
 struct AllocationTrace {
   static constexpr uint64_t kNoOp = UINT64_MAX;
   static constexpr uint32_t kNoResult = UINT32_MAX;
+  static constexpr uint64_t kNever = UINT64_MAX;
   // Time is counted in allocations and ends of operators.
   struct Block {
     uint64_t op;       // the operator of the program that allocated it, or kNoOp
@@ -24,6 +25,7 @@ struct AllocationTrace {
     uint64_t last_op = kNoOp;  // whose run used it then; kNoOp: it was let go
     uint32_t last_run = 0;
     uint32_t result = kNoResult;  // which one of its run
+    uint64_t dropped = kNever;    // when it lost its last name, if it was there until then
   };
 
   std::vector<Block> blocks;       // in order of allocation
@@ -86,6 +88,11 @@ class AllocationTracer {
     if (!out_) return;
     const auto found = at_.find(address);
     if (found != at_.end()) out_->blocks[found->second].result = result;
+  }
+  void dropped(const void* address) const {
+    if (!out_) return;
+    if (const auto found = at_.find(address); found != at_.end())
+      out_->blocks[found->second].dropped = out_->end;
   }
   void survives(uint64_t serial) const { out_->survivors.push_back(serial); }
 

@@ -504,6 +504,7 @@ class RuntimeSimulation final : private Observer {
   void drop(Buffer* buffer) {
     SimulatedTensor* tensor = buffer->tensor;
     if (tracer_.is_on() && engine_.is_constant(tensor->storage)) used(tensor);
+    if (tensor->storage->memory == Memory::core) tracer_.dropped(tensor->storage->pointer);
     delete buffer;
     framework_.release_tensor(tensor);
   }

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import dtr_alloc
 from bench.measure import Profile, in_own_process, profile, train_plain
 from bench.models import JOBS, differences
 from bench.models.lstm import UnrolledLstm
+from dtr_alloc import heuristics
 
 STEPS = 24
 """More than it takes to hear a few steps of the jobs here, and to follow for a few."""
@@ -250,6 +252,8 @@ def follow(
     with ExitStack() as stack:
         if budget:
             settings = {"costs": costs, **settings}
+            if dealloc := settings.pop("dealloc", ""):
+                settings["heuristic"] = replace(heuristics.parse("adaptive"), dealloc=dealloc)
             stack.enter_context(dtr_alloc.session(budget=budget, device="cpu", **settings))
             counters.append(dtr_alloc.stats())
         step = JOBS[job]().step if job in JOBS else globals()[job](held, *arguments)
@@ -414,19 +418,24 @@ class TestPlan:
         assert total(found, "planned", 4) > 0
         assert (total(found, "plan_misses", 4), total(found, "remaps", 4)) == (0, 0)
 
+    @pytest.mark.parametrize("dealloc", ["eager", "lazy"])
     @pytest.mark.parametrize(
         ("job", "budget"),
         [("adapting", 2_360_000), ("integrating", 3_000_000), ("filling", 2_220_000)],
     )
     def test_a_planned_step_does_what_was_played(
-        self, job: str, budget: int, tmp_path: Path
+        self, job: str, budget: int, dealloc: str, tmp_path: Path
     ) -> None:
-        found = told_by(follow, job, budget, costs_of(job, tmp_path), STEPS // 2, {})
+        """Whatever becomes of dead contents without a plan. Most results are dropped right after
+        their last use, and need no eviction."""
+        costs = costs_of(job, tmp_path)
+        found = told_by(follow, job, budget, costs, STEPS // 2, {"dealloc": dealloc})
         promised = re.search(r"following a plan .*\(repeats (.*)\)", found["learning"])
         assert promised
         own, again = (total(found, f"{of}_cost_seconds", 4) for of in ("total", "recompute"))
         assert again / own == pytest.approx(float(promised[1]), abs=0.006)
         assert total(found, "plan_misses", 4) == 0
+        assert total(found, "evictions", 4) < 0.5 * total(found, "planned", 4)
 
     def test_what_goes_on_from_step_to_step_has_no_history_without_end(
         self, tmp_path: Path
