@@ -182,6 +182,10 @@ class Versions {
   // copy, as memory of its own.
   void keep_in_copy(Input& input) {
     Storage* old = input.storage;
+    // One that may be swapped is a candidate, in the order of addresses: it goes, and comes back.
+    old->state = State::evicted;
+    parts_.lifecycle.update_candidate(old);
+    old->state = State::resident;
     old->address = std::exchange(input.copy, nullptr);
     parts_.graph.by_address.insert(old->address, old);
     old->remade_on = kNoStream;

@@ -148,12 +148,13 @@ class EngineAgainstModel(RuleBasedStateMachine):
         inputs=SOME,
         results=st.lists(SIZE, max_size=1),
         recomputable=MOSTLY,
+        keeps_old=st.booleans(),
     )
-    def overwrite(self, outputs, inputs, results, recomputable):
+    def overwrite(self, outputs, inputs, results, recomputable, keeps_old):
         """In place, on storages or on parts of them, aliased or not."""
         arguments = [(self.pick(i), MUTATE) for i in outputs]
         arguments += [self.pick(i) for i in inputs]
-        self.call("overwrite", arguments, results, recomputable)
+        self.call("overwrite", arguments, results, recomputable, keeps_old=keeps_old)
 
     @rule_of_tensors(tensor=INDEX, inputs=SOME)
     def fill(self, tensor, inputs):
@@ -212,7 +213,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
         if (stats.rests, stats.unrecorded_ops) == (before.rests, before.unrecorded_ops):
             weight.store.parameter_since_rest = stats.rests
 
-    def call(self, name, arguments, results, recomputable):
+    def call(self, name, arguments, results, recomputable, **flags):
         sizes = [self.sizes[size] for size in results]
         with self.may_fail():
             for tensor in self.toy.run(
@@ -221,6 +222,7 @@ class EngineAgainstModel(RuleBasedStateMachine):
                 results=sizes,
                 parameter=self.parameter(),
                 recomputable=recomputable,
+                **flags,
             ):
                 self.tensors.append(tensor)
             return True
@@ -481,9 +483,9 @@ def test_times_that_an_aborted_call_read_are_not_for_the_next(fake_cuda):
     for _ in range(3):
         job.fill(inputs=[], tensor=0)
     job.normalize(hidden=0, inputs=[1], size=2)
-    job.overwrite(inputs=[], outputs=[0], recomputable=True, results=[])
+    job.overwrite(inputs=[], outputs=[0], recomputable=True, results=[], keeps_old=False)
     job.use_a_parameter(inputs=[], size=2, weight=0)
-    job.overwrite(inputs=[], outputs=[0], recomputable=True, results=[])
+    job.overwrite(inputs=[], outputs=[0], recomputable=True, results=[], keeps_old=False)
     job.compute(inputs=[0], recomputable=True, results=[2])
     job.fail_in_an_operator(inputs=[], size=2, tensor=0)
     job.compute(inputs=[], recomputable=True, results=[2])
