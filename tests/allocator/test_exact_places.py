@@ -162,6 +162,36 @@ class TestOnStreams:
         assert pool.try_at(2 * self.chunk, block, B) == given_at(block)
         fake_cuda.launch(B, block, 2 * self.chunk)
 
+    def test_memory_moves_while_work_runs_on_it_and_nobody_waits(self, fake_cuda):
+        """The addresses that it left give nothing before that work is done."""
+        fake_cuda.hold(1)
+        with NativePool("cuda", budget=8 * self.chunk) as pool:
+            blocks = [pool.allocate(self.chunk, A) for _ in range(8)]
+            for block in blocks:
+                fake_cuda.launch(A, block, self.chunk)
+            for block in blocks[::2]:
+                pool.free(block)
+            at = blocks[0] + 20 * self.chunk
+            assert pool.try_at(2 * self.chunk, at, A) == given_at(at)
+            fake_cuda.launch(A, at, 2 * self.chunk)
+            left = [n for n in (0, 2, 4, 6) if not self.has_memory_at(pool, blocks[n])]
+            assert len(left) == 2
+            pool.verify()
+            assert pool.try_at(self.chunk, blocks[left[0]], A) == NOTHING
+            assert (pool.stats().remaps, pool.stats().host_waits) == (1, 0)
+            assert fake_cuda.unfinished(A) >= 9
+            assert fake_cuda.physical_bytes() == 8 * self.chunk
+            fake_cuda.finish(A)
+            assert pool.try_at(self.chunk, blocks[left[0]], A) == given_at(blocks[left[0]])
+            fake_cuda.launch(A, blocks[left[0]], self.chunk)
+            fake_cuda.hold(0)
+
+    @staticmethod
+    def has_memory_at(pool, address) -> bool:
+        """Addresses that are absent are no part of a snapshot."""
+        blocks = pool.snapshot()
+        return any(block.address <= address < block.address + block.size_bytes for block in blocks)
+
 
 OFFSETS = st.tuples(st.integers(0, 12 * 8), st.sampled_from([0, 0, -GRAIN, GRAIN])).filter(
     lambda offset: offset >= (0, 0)
