@@ -239,6 +239,14 @@ def test_what_writes_past_the_dispatcher_leaves_what_was_computed_before(
         assert torch.equal(tensor, expected)
 
 
+def test_a_parameter_is_swapped_and_read_until_its_address_is_given_away():
+    with checked_session(swap="64MiB"):
+        weight = nn.Parameter(source())
+        assert torch.equal(evicted(weight), source())
+        assert np.array_equal(evicted(weight).detach().numpy(), source().numpy())
+        assert not dtr_alloc.evict(weight)
+
+
 def test_resizing_an_evicted_storage_keeps_what_it_can():
     with checked_session():
         tensor = evicted(source() * 2)
