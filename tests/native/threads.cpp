@@ -271,7 +271,7 @@ class Worker {
   }
 
   static Tensor over(SimulatedStorage* storage, int64_t words) {
-    return Tensor(dtr::tensor_over(storage, SimulatedTensor::kInt64, 0, words));
+    return Tensor(SimulatedFramework::tensor_over(storage, SimulatedTensor::kInt64, 0, words));
   }
 
   Machine& machine_;
