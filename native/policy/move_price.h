@@ -3,7 +3,7 @@
 //
 // The bandwidth is learned from copies that are large enough to show it (bandwidth.h). Before the
 // first reading it is a guess, which a calibration replaces where the first price is asked for
-// (move.cpp).
+// (move.h).
 #pragma once
 
 #include <cstdint>
