@@ -9,7 +9,7 @@
 //  A2  What is past its last use is evicted at once, and not swapped, and be it so small that its
 //      address is a slab's: what is still there, because nobody needed its place, is not computed
 //      again where the plan has it, and is then in the way where it is. What the framework drops
-//      before anything else is allocated goes by that alone. What it drops earlier stays.
+//      before anything else is allocated goes by that alone. What it drops earlier stays until then.
 //  A3  What lies in a place nevertheless is evicted, or else makes way: a dead constant goes, if what
 //      needs it is dead, too, and others move. A place that cannot be had (something in it is in use,
 //      or of nobody known) is none: the request is served as ever. A storage that is not where the
@@ -25,6 +25,7 @@
 #include <cstdint>
 #include <iterator>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "graph/environment.h"
