@@ -22,8 +22,8 @@ def evicted(log: Log, budget: int, heuristic: str) -> list[str]:
     return [log.program.names[int(one[1:])] for one in run.decisions.split() if one[0] == "E"]
 
 
-def step(log: Log, number: int, *, odd: bool = False) -> None:
-    """Makes ``a`` and ``b``, of which one must go for ``c``; then uses ``a`` before ``b``."""
+def step(log: Log, number: int, *, odd: bool, uses: str) -> None:
+    """Makes ``a`` and ``b``, of which one must go for ``c``; then uses them in this order."""
     for i in range(PREAMBLE):
         log.call("x", {f"p{number}-{i}": UNIT + 512 * i}, time=10)
         log.release(f"p{number}-{i}")
@@ -35,18 +35,18 @@ def step(log: Log, number: int, *, odd: bool = False) -> None:
         log.release(f"odd{number}")
     log.call("x", {c: 16 * UNIT}, time=100)
     log.release(c)
-    for name in (a, b):
-        log.call(name, {f"{name}-used": UNIT}, time=10)
-        log.release(f"{name}-used")
+    for name in uses:
+        log.call(f"{name}{number}", {f"{name}{number}-used": UNIT}, time=10)
+        log.release(f"{name}{number}-used")
     log.release(a)
     log.release(b)
 
 
-def steps(*odd: bool) -> Log:
+def steps(*odd: bool, uses: str = "ab") -> Log:
     log = Log()
     log.constant("x", UNIT)
     for number, is_odd in enumerate(odd):
-        step(log, number, odd=is_odd)
+        step(log, number, odd=is_odd, uses=uses)
     return log
 
 
@@ -58,8 +58,9 @@ def victims(log: Log, heuristic: str) -> str:
     return "".join(name[0] for name in evicted(log, BUDGET, heuristic))
 
 
-def test_what_is_needed_last_goes_first_once_a_step_was_seen():
-    log = steps(False, False, False)
+@pytest.mark.parametrize("uses", ["ab", "a"])
+def test_what_is_needed_last_or_never_goes_first_once_a_step_was_seen(uses):
+    log = steps(False, False, False, uses=uses)
     # By staleness the older one goes, although it is needed first.
     assert victims(log, LRU) == "aaa"
     assert victims(log, NEXT) == "abb"
@@ -71,25 +72,6 @@ def test_an_operator_that_does_not_match_ends_it_at_once_and_the_next_step_is_kn
 
 def test_two_steps_that_take_turns_are_both_known():
     assert victims(steps(False, True, False, True, False), NEXT) == "aabbb"
-
-
-def test_what_is_not_used_again_goes_before_what_is():
-    log = Log()
-    log.constant("x", UNIT)
-    for number in range(3):
-        for i in range(PREAMBLE):
-            log.call("x", {f"p{number}-{i}": UNIT + 512 * i}, time=10)
-            log.release(f"p{number}-{i}")
-        used, idle, c = (f"{name}{number}" for name in ("used", "idle", "c"))
-        log.call("x", {used: 16 * UNIT}, time=100)
-        log.call("x", {idle: 16 * UNIT}, time=100)
-        log.call("x", {c: 16 * UNIT}, time=100)
-        log.release(c)
-        log.call(used, {f"{used}-used": UNIT}, time=10)
-        for name in (f"{used}-used", used, idle):
-            log.release(name)
-    assert [name[0] for name in evicted(log, BUDGET, LRU)] == ["u", "u", "u"]
-    assert [name[0] for name in evicted(log, BUDGET, NEXT)] == ["u", "i", "i"]
 
 
 def test_layers_that_repeat_each_other_are_no_step():

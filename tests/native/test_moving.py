@@ -363,22 +363,6 @@ class TestOnStreams:
                 toy.one("other", source, words=LARGE, parameter=i)
         assert toy.pool.stats().host_waits == 0
 
-    def test_another_stream_that_was_behind_the_making_is_not_behind_the_copy(
-        self, make_stream_toy, fake_cuda
-    ):
-        """O2: it waits once."""
-        toy = make_stream_toy(12)
-        _source, x = toy.on_a_before_b()
-        with toy.on(A):
-            assert toy.move(x)
-        waits = fake_cuda.waits()
-        with toy.on(B):
-            toy.one("y", x, words=LARGE)
-            assert fake_cuda.waits() > waits
-            waits = fake_cuda.waits()
-            toy.one("z", x, words=LARGE)
-            assert fake_cuda.waits() == waits
-
     def test_what_was_recorded_to_use_the_block_is_waited_for(self, make_stream_toy, fake_cuda):
         """A library writes on a stream of its own, and says so by record_stream."""
         toy = make_stream_toy(12)

@@ -26,13 +26,19 @@ def test_an_evicted_block_waits_for_every_stream_that_used_it(make_stream_toy, f
         assert toy.content(x) == x.expected()
 
 
-def test_a_stream_waits_for_the_one_on_which_content_was_rematerialized(make_stream_toy, fake_cuda):
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_stream_waits_for_the_one_on_which_content_was_rematerialized_or_moved(
+    make_stream_toy, fake_cuda, moves
+):
     """O2: the job ordered B behind A's first making of x, and knows of no other."""
-    toy = make_stream_toy(8)
+    toy = make_stream_toy(12)
     _source, x = toy.on_a_before_b()
-    assert toy.evict(x)
+    assert moves or toy.evict(x)
     with toy.on(A):
-        toy.one("y", x, words=LARGE)  # brings x back, on A
+        if moves:
+            assert toy.move(x)
+        else:
+            toy.one("y", x, words=LARGE)  # brings x back, on A
     assert fake_cuda.unfinished(A) > 0
     waits = fake_cuda.waits()
     with toy.on(B):
