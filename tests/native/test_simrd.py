@@ -245,13 +245,6 @@ def test_a_static_graph_makes_every_decision_of_the_published_comparison(
         assert round(run.total_cost / base.compute, 6) == theirs["overhead"]
 
 
-def test_components_are_refused_under_banishing() -> None:
-    log = Log()
-    log.call("", {"a": 1})
-    with pytest.raises(ValueError, match="component"):
-        simulate.run_log(log.program, "dtr-eqclass", 1, dealloc="banish")
-
-
 def test_deep_chains_need_no_recursion() -> None:
     """A backward pass that finds nothing left of a forward pass of 4,000 layers, on a stack with
     room for 64 bytes a layer."""
@@ -364,19 +357,3 @@ def test_what_fits_does_not_depend_on_how_many_are_candidates(sampling: str, sha
         plain = simulate.run_log(log.program, "lru", budget)
         run = simulate.run_log(log.program, "lru", budget, **options)
         assert (run.status, run.decisions_sha256) == ("oom", plain.decisions_sha256)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sampling": "cbrt"}, "sampling is 'cbrt'; allowed: none, sqrt"),
-        ({"least_size_share": -0.1}, "least_size_share is -0.1.*; allowed: 0 to 1"),
-        ({"least_size_share": 1.1}, "least_size_share is 1.1.*; allowed: 0 to 1"),
-        ({"least_size_share": float("nan")}, "least_size_share is nan; allowed: 0 to 1"),
-        ({"semantics": "runtime", "sampling": "sqrt"}, "sampling is 'sqrt'; allowed with runtime"),
-        ({"semantics": "runtime", "least_size_share": 0.01}, "least_size_share is 0.01"),
-    ],
-)
-def test_what_narrows_the_search_is_checked(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        simulate.run_log(linear_network(4), "lru", 4, **options)

@@ -1,6 +1,7 @@
 """Simulation of op logs on the engine that trains. They need the native build, no PyTorch."""
 
 import itertools
+import math
 from array import array
 from pathlib import Path
 
@@ -297,18 +298,38 @@ def test_a_program_that_makes_no_sense_is_named(semantics, code, message):
             simulate.run_log(log.program, "lru", 100, semantics=each)
 
 
-def test_wrong_options_are_named():
-    log = Log()
-    with pytest.raises(ValueError, match="dealloc is 'never'; allowed: eager"):
-        run_log(log.program, dealloc="never")
-    with pytest.raises(ValueError, match="space is 'disk'; allowed: bytes, heap"):
-        run_log(log.program, space="disk")
-    with pytest.raises(ValueError, match="simrd counts bytes"):
-        simulate.run_log(log.program, space="heap")
-    with pytest.raises(ValueError, match="newest_staleness is True; allowed with runtime"):
-        run_log(log.program, newest_staleness=True)
-    with pytest.raises(ValueError, match="unknown heuristic 'DTR'; allowed: dtr-full"):
-        run_log(log.program, "DTR")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dealloc": "never"}, "dealloc is 'never'; allowed: eager"),
+        ({"space": "disk"}, "space is 'disk'; allowed: bytes, heap"),
+        ({"semantics": "simrd", "space": "heap"}, "simrd counts bytes"),
+        ({"newest_staleness": True}, "newest_staleness is True; allowed with runtime"),
+        ({"heuristic": "DTR"}, "unknown heuristic 'DTR'; allowed: dtr-full"),
+        ({"semantics": "simrd", "swap_bytes": 1}, "swap_bytes is 1; .* semantics 'simrd': 0"),
+        ({"placement": "first-fit"}, "placement is 'first-fit'; allowed with space 'bytes'"),
+        (
+            {"space": "fixed", "placement": "low"},
+            "placement is 'low'; allowed: best-fit, first-fit",
+        ),
+        *(
+            ({"space": "fixed", "chunk_bytes": size}, f"chunk_bytes is {size}; allowed: 0")
+            for size in (1, 4095, 6144)
+        ),
+        ({"semantics": "simrd", "heuristic": "dtr-eqclass", "dealloc": "banish"}, "component"),
+        ({"semantics": "simrd", "sampling": "cbrt"}, "sampling is 'cbrt'; allowed: none, sqrt"),
+        *(
+            ({"semantics": "simrd", "least_size_share": share}, f"share is {share}.*allowed: 0 to")
+            for share in (-0.1, 1.1, math.nan)
+        ),
+        ({"sampling": "sqrt"}, "sampling is 'sqrt'; allowed with runtime"),
+        ({"least_size_share": 0.01}, "least_size_share is 0.01"),
+    ],
+)
+def test_a_wrong_option_is_named(options, message):
+    given = {"heuristic": "lru", "semantics": "runtime", **options}
+    with pytest.raises(ValueError, match=message):
+        simulate.run_log(with_x().program, **given)
 
 
 @pytest.mark.parametrize("space", simulate.SPACES)
@@ -330,11 +351,6 @@ def test_constants_that_do_not_fit_are_swapped_at_their_price(space):
     assert run.swap_cost == run.swapped_out_bytes + run.swapped_in_bytes
     costly = run_log(log.program, "marginal", budget, **options, **swap, max_recompute=1)
     assert costly.status == "thrash"
-
-
-def test_simrd_swaps_nothing():
-    with pytest.raises(ValueError, match="swap_bytes is 1; allowed with semantics 'simrd': 0"):
-        simulate.run_log(Log().program, swap_bytes=1)
 
 
 # ---- Fragmentation in simulations of logs whose every hole is known. Needs the native build ----
@@ -404,13 +420,6 @@ def test_cheap_results_at_one_end_leave_one_hole_behind(placement, requests):
     assert (run.forced > 0) == (requests > 0)
 
 
-def test_a_placement_is_for_a_heap():
-    with pytest.raises(ValueError, match="placement is 'first-fit'; allowed with space 'bytes'"):
-        measures(crowded(), placement="first-fit")
-    with pytest.raises(ValueError, match="placement is 'low'; allowed: best-fit, first-fit"):
-        measures(crowded(), space="fixed", chunk_bytes=UNIT, placement="low")
-
-
 def test_a_request_that_finds_no_place_at_all_is_not_counted():
     """Only the constants are left then, and they keep what is free apart."""
     log = Log()
@@ -421,9 +430,3 @@ def test_a_request_that_finds_no_place_at_all_is_not_counted():
     options = {"semantics": "runtime", "space": "fixed", "measure": True}
     run = simulate.run_log(log.program, "lru", 8 * UNIT, **options)
     assert (run.status, run.forced_times, run.lost_bytes) == ("oom", 0, 0)
-
-
-@pytest.mark.parametrize("chunk_bytes", [1, 4095, 6144])
-def test_a_chunk_that_cannot_be_mapped_is_an_error(chunk_bytes):
-    with pytest.raises(ValueError, match=f"chunk_bytes is {chunk_bytes}; allowed: 0"):
-        measures(crowded(), space="fixed", chunk_bytes=chunk_bytes)

@@ -1,7 +1,5 @@
 """Traces in memory and in files: what they hold, and what is refused. Needs nothing."""
 
-import struct
-import zlib
 from array import array
 
 import pytest
@@ -84,60 +82,11 @@ def test_a_byte_that_changed_anywhere_is_noticed(path):
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "is empty"),
-        (b"\x89DTR", "cut off in its first bytes"),
-        (b"PK\x03\x04" + bytes(100), r"begins with b'PK.*no trace"),
-        (trace_file.MAGIC + struct.pack("<HHI", 2, 0, 0), "version 2; this dtr_alloc reads ver"),
-        (trace_file.MAGIC + struct.pack("<HHI", 1, 0, 0), "cut off"),
-        (
-            trace_file.MAGIC + struct.pack("<HHI4sIIII", 1, 0, 0, b"EVNT", 2**31, 9, 9, 9),
-            "at byte 16: damaged: a block of 2147483648 bytes",
-        ),
-    ],
+    ("content", "reason"), [(b"", "is empty"), (b"PK\x03\x04" + bytes(100), "begins with b'PK")]
 )
 def test_what_is_no_trace_is_refused_by_name(path, content, reason):
     path.write_bytes(content)
-    with pytest.raises(TraceError, match=reason) as caught:
-        trace_file.read(path)
-    assert str(path) in str(caught.value)
-
-
-def block(kind, payload, count, size=None):
-    packed = zlib.compress(payload)
-    size = len(payload) if size is None else size
-    head = struct.pack("<4sIII", kind, len(packed), size, count)
-    return head + struct.pack("<I", zlib.crc32(packed, zlib.crc32(head))) + packed
-
-
-META = block(b"META", b"{}", 1)
-END = block(b"DONE", b"{}", 0)
-
-
-@pytest.mark.parametrize(
-    ("blocks", "reason"),
-    [
-        ((END,), "first block is b'DONE'"),
-        ((META, META, END), "second META"),
-        ((META, END, END), "bytes follow the end"),
-        ((block(b"META", b"[]", 1), END), "a list where a dict"),
-        ((block(b"META", b"{", 1), END), "damaged"),
-        ((block(b"META", b"{}", 1, size=1), END), "does not have its 1 bytes"),
-        ((META, block(b"NAME", b'["a"]', 2), END), "2 names that are none"),
-        ((META, block(b"EVNT", bytes(30), 1), END), "1 events in 30 bytes"),
-        ((META, block(b"EVNT", bytes(31) + b"\1\0\0\0"[:1] + bytes(2), 1), END), "34 bytes"),
-        ((META, block(b"EVNT", bytes(35) + b"\1\0\0\0", 1), END), "name 1 of 1"),
-        ((META, block(b"DONE", b"{}", 5)), "0 events, and the end counts 5"),
-        ((block(b"META", bytes(1 << 24), 1, size=10),), "does not have its 10 bytes"),
-    ],
-)
-def test_blocks_that_make_no_sense_are_refused_although_their_checksums_are_right(
-    path, blocks, reason
-):
-    head = trace_file.MAGIC + struct.pack("<HHI", 1, 0, 0)
-    path.write_bytes(head + b"".join(blocks))
-    with pytest.raises(TraceError, match=reason):
+    with pytest.raises(TraceError, match=f"{path}.* {reason}"):
         trace_file.read(path)
 
 

@@ -13,6 +13,7 @@ import resource
 import struct
 import subprocess
 import sys
+import zlib
 from array import array
 from functools import partial
 from pathlib import Path
@@ -210,6 +211,39 @@ EVENTS = [
     ([(Kind.ALLOCATE, 2**64 - 512, 512)], "event 0 is of 512 bytes at 0xfffffffffffffe00"),
     ([(Kind.SEGMENT_FREE, 2**64 - 1, 1)], "event 0 is of 1 bytes"),
 ]
+HEAD = trace_file.MAGIC + struct.pack("<HHI", 1, 0, 0)
+
+
+def block(kind, payload, count, size=None):
+    """With the right checksum, whatever it says."""
+    packed = zlib.compress(payload)
+    head = struct.pack("<4sIII", kind, len(packed), len(payload) if size is None else size, count)
+    return head + struct.pack("<I", zlib.crc32(packed, zlib.crc32(head))) + packed
+
+
+BEGIN, END = block(b"META", b"{}", 1), block(b"DONE", b"{}", 0)
+REFUSED += [
+    *(("trace", data, reason) for data, reason in (
+        (b"\x89DTR", "cut off in its first bytes"),
+        (trace_file.MAGIC + struct.pack("<HHI", 2, 0, 0), "version 2; this dtr_alloc reads ver"),
+        (HEAD, "cut off"),
+        (HEAD + struct.pack("<4sIIII", b"EVNT", 2**31, 9, 9, 9),
+         "at byte 16: damaged: a block of 2147483648 bytes"),
+    )),
+    *(("trace", HEAD + b"".join(blocks), reason) for reason, *blocks in (
+        ("first block is b'DONE'", END),
+        ("second META", BEGIN, BEGIN, END),
+        ("bytes follow the end", BEGIN, END, END),
+        ("a list where a dict", block(b"META", b"[]", 1), END),
+        ("damaged", block(b"META", b"{", 1), END),
+        ("does not have its 1 bytes", block(b"META", b"{}", 1, size=1), END),
+        ("2 names that are none", BEGIN, block(b"NAME", b'["a"]', 2), END),
+        ("1 events in 30 bytes", BEGIN, block(b"EVNT", bytes(30), 1), END),
+        ("name 1 of 1", BEGIN, block(b"EVNT", bytes(35) + b"\1\0\0\0", 1), END),
+        ("0 events, and the end counts 5", BEGIN, block(b"DONE", b"{}", 5)),
+        ("does not have its 10 bytes", block(b"META", bytes(1 << 24), 1, size=10)),
+    )),
+]  # fmt: skip
 NAMES = (b"NAME", b"[" + b'"a",' * 200_000 + b'"a"]', 200_001)
 REFUSED += [
     *(("trace", of_events(*events), reason) for events, reason in EVENTS),
