@@ -99,7 +99,7 @@ struct Mapping {
 struct State {
   uint64_t total = uint64_t{1} << 30, granularity = 2 << 20;
   int devices = 1, vmm = 1;
-  bool initialized = false, hold = false, effects_at_once = false;
+  bool hold = false, effects_at_once = false;
   int retained = 0;
   uint64_t calls = 0, fail_at = 0;
   int fail_with = kUnknown;
@@ -123,16 +123,16 @@ int primary;  // its address is the context
 thread_local void* current = nullptr;
 thread_local int capture_mode = 0;
 
-int violation(const std::string& text) {
+int violation(const std::string& text, int code = kInvalidValue) {
   state->violations.push_back(text);
-  return kInvalidValue;
+  return code;
 }
 
 // Counts a call; true if this is the one that shall fail.
-bool fails(const char* name) {
+bool fails(const std::string& name) {
   ++state->calls;
   if (state->fail_at == 0 || --state->fail_at != 0) return false;
-  state->failed_call = name;
+  state->failed_call = name.substr(0, name.rfind("_v2"));
   return true;
 }
 
@@ -195,6 +195,31 @@ bool mapped(Range range, const Ask& ask) {
 }
 bool accessible(Range range) {
   return mapped(range, [](const Mapping& mapping) { return mapping.access; });
+}
+bool touches_a_mapping(Range range) {
+  auto next = state->mappings.lower_bound(range.end);
+  if (next == state->mappings.begin()) return false;
+  --next;
+  return next->first + next->second.size > range.begin;
+}
+
+// The mappings that make up a range; none where it is no whole number of them.
+std::vector<std::map<Address, Mapping>::iterator> mappings_of(Range range) {
+  std::vector<std::map<Address, Mapping>::iterator> found;
+  while (range.begin < range.end) {
+    found.push_back(state->mappings.find(range.begin));
+    if (found.back() == state->mappings.end()) return {};
+    range.begin += found.back()->second.size;
+  }
+  if (range.begin != range.end) return {};
+  return found;
+}
+
+// New pages of the process, or null.
+void* pages(size_t size, int protection) {
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  void* base = mmap(nullptr, size, protection, flags, -1, 0);
+  return base == MAP_FAILED ? nullptr : base;
 }
 
 // Queues work on ranges and checks that nothing unfinished elsewhere may run beside it.
@@ -261,41 +286,66 @@ bool any_capture() {
   return false;
 }
 
-bool known(Event* event, const char* call) {
-  if (state->events.count(event) != 0) return true;
-  violation(std::string(call) + " of an event that does not exist");
-  return false;
+// Of a call with an event: 0, or why it must not be.
+int unknown(Event* event, const std::string& call) {
+  if (state->events.count(event) != 0) return 0;
+  return violation(call + " of an event that does not exist");
 }
 
-// What asks for an event's completion: 0, or why it must not.
-int askable(Event* event, const char* call) {
-  if (!known(event, call)) return kInvalidValue;
+// The same of what asks for its completion.
+int not_askable(Event* event, const std::string& call) {
+  if (const int error = unknown(event, call)) return error;
   if (!event->captured) return 0;
-  violation(std::string(call) + " of an event that a capture recorded");
-  return kCapturedEvent;
+  return violation(call + " of an event that a capture recorded", kCapturedEvent);
 }
 
 }  // namespace
 
-#define CALL(name)                         \
+#define CALL                               \
   std::lock_guard<std::mutex> lock(mutex); \
-  if (fails(name)) return state->fail_with;
-#define CALL_WITH_CONTEXT(name)                                  \
-  CALL(name)                                                     \
-  if (current != &primary || state->retained == 0) {             \
-    violation(std::string(name) + " without a current context"); \
-    return kInvalidContext;                                      \
-  }                                                              \
-  if (capture_mode != kRelaxed && any_capture()) {               \
-    violation(std::string(name) + " breaks a capture");          \
-    return kCaptureUnsupported;                                  \
+  if (fails(__func__)) return state->fail_with;
+#define CALL_WITH_CONTEXT                                                            \
+  CALL;                                                                              \
+  if (current != &primary || state->retained == 0)                                   \
+    return violation(std::string(__func__) + " without a context", kInvalidContext); \
+  if (capture_mode != kRelaxed && any_capture())                                     \
+    return violation(std::string(__func__) + " breaks a capture", kCaptureUnsupported);
+// Functions that always succeed.
+#define DOES(function, parameters, statement) \
+  EXPORT int function parameters {            \
+    CALL;                                     \
+    statement;                                \
+    return 0;                                 \
+  }
+#define DOES_WITH_CONTEXT(function, parameters, statement) \
+  EXPORT int function parameters {                         \
+    CALL_WITH_CONTEXT;                                     \
+    statement;                                             \
+    return 0;                                              \
   }
 
-EXPORT int cuInit(unsigned) {
-  CALL("cuInit");
-  state->initialized = true;
-  return 0;
-}
+DOES(cuInit, (unsigned), )
+DOES(cuDeviceGetCount, (int* count), *count = state->devices)
+DOES(cuDeviceGetAttribute, (int* value, int attribute, int),
+     *value = attribute == 102 ? state->vmm : 0)
+DOES(cuDeviceTotalMem_v2, (size_t* bytes, int), *bytes = state->total)
+DOES(cuDevicePrimaryCtxRetain, (void** context, int), ++state->retained; *context = &primary)
+DOES(cuCtxGetCurrent, (void** context), *context = current)
+DOES(cuCtxSetCurrent, (void* context), current = context)
+DOES(cuMemGetAllocationGranularity, (size_t* granularity, const AllocationProp*, int),
+     *granularity = state->granularity)
+DOES(cuThreadExchangeStreamCaptureMode, (int* mode), std::swap(*mode, capture_mode))
+DOES_WITH_CONTEXT(cuStreamIsCapturing, (void* stream, int* status),
+                  *status = state->streams[number_of(stream)].capturing ? 1 : 0)
+DOES_WITH_CONTEXT(cuMemcpyDtoHAsync_v2, (void* to, Address from, size_t size, void* stream),
+                  launch_copy(stream, range_of(to, size), range_of(from, size)))
+DOES_WITH_CONTEXT(cuMemcpyHtoDAsync_v2, (Address to, const void* from, size_t size, void* stream),
+                  launch_copy(stream, range_of(to, size), range_of(from, size)))
+DOES_WITH_CONTEXT(cuMemcpyDtoDAsync_v2, (Address to, Address from, size_t size, void* stream),
+                  launch_copy(stream, range_of(to, size), range_of(from, size)))
+DOES_WITH_CONTEXT(cuMemsetD8Async, (Address to, unsigned char value, size_t size, void* stream),
+                  launch(number_of(stream), range_of(to, size), {},
+                         [=] { memset(reinterpret_cast<void*>(to), value, size); }))
 
 EXPORT int cuGetErrorName(int code, const char** name) {
   static const std::map<int, const char*> names{
@@ -310,81 +360,37 @@ EXPORT int cuGetErrorName(int code, const char** name) {
   return 0;
 }
 
-EXPORT int cuDeviceGetCount(int* count) {
-  CALL("cuDeviceGetCount");
-  *count = state->devices;
-  return 0;
-}
-
 EXPORT int cuDeviceGet(int* device, int ordinal) {
-  CALL("cuDeviceGet");
+  CALL;
   if (ordinal >= state->devices) return kInvalidDevice;
   *device = ordinal;
   return 0;
 }
 
-EXPORT int cuDeviceGetAttribute(int* value, int attribute, int) {
-  CALL("cuDeviceGetAttribute");
-  *value = attribute == 102 ? state->vmm : 0;
-  return 0;
-}
-
-EXPORT int cuDeviceTotalMem_v2(size_t* bytes, int) {
-  CALL("cuDeviceTotalMem");
-  *bytes = state->total;
-  return 0;
-}
-
-EXPORT int cuDevicePrimaryCtxRetain(void** context, int) {
-  CALL("cuDevicePrimaryCtxRetain");
-  ++state->retained;
-  *context = &primary;
-  return 0;
-}
-
 EXPORT int cuDevicePrimaryCtxRelease_v2(int) {
-  CALL("cuDevicePrimaryCtxRelease");
+  CALL;
   if (state->retained == 0) return violation("the primary context is released too often");
   --state->retained;
   return 0;
 }
 
-EXPORT int cuCtxGetCurrent(void** context) {
-  CALL("cuCtxGetCurrent");
-  *context = current;
-  return 0;
-}
-
-EXPORT int cuCtxSetCurrent(void* context) {
-  CALL("cuCtxSetCurrent");
-  current = context;
-  return 0;
-}
-
-EXPORT int cuMemGetAllocationGranularity(size_t* granularity, const AllocationProp*, int) {
-  CALL("cuMemGetAllocationGranularity");
-  *granularity = state->granularity;
-  return 0;
-}
-
 EXPORT int cuMemAddressReserve(Address* address, size_t size, size_t, Address, unsigned long long) {
-  CALL_WITH_CONTEXT("cuMemAddressReserve");
+  CALL_WITH_CONTEXT;
   if (size % state->granularity != 0)
     return violation("a reservation of no multiple of granularity");
-  void* base = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) return kOutOfMemory;
+  void* base = pages(size, PROT_NONE);
+  if (base == nullptr) return kOutOfMemory;
   *address = reinterpret_cast<Address>(base);
   state->reservations[*address] = size;
   return 0;
 }
 
 EXPORT int cuMemAddressFree(Address address, size_t size) {
-  CALL_WITH_CONTEXT("cuMemAddressFree");
+  CALL_WITH_CONTEXT;
   auto found = state->reservations.find(address);
   if (found == state->reservations.end() || found->second != size)
     return violation("an unknown reservation is freed");
-  auto inside = state->mappings.lower_bound(address);
-  if (inside != state->mappings.end() && inside->first < address + size)
+  if (touches_a_mapping(range_of(address, size)))
     return violation("a reservation is freed with memory mapped in it");
   munmap(reinterpret_cast<void*>(address), size);
   state->reservations.erase(found);
@@ -393,7 +399,7 @@ EXPORT int cuMemAddressFree(Address address, size_t size) {
 
 EXPORT int cuMemCreate(Address* handle, size_t size, const AllocationProp* prop,
                        unsigned long long) {
-  CALL_WITH_CONTEXT("cuMemCreate");
+  CALL_WITH_CONTEXT;
   if (prop->type != 1 || prop->location.type != 1 || size == 0 || size % state->granularity != 0)
     return violation("cuMemCreate with wrong arguments");
   if (state->physical + size > state->total) return kOutOfMemory;
@@ -405,7 +411,7 @@ EXPORT int cuMemCreate(Address* handle, size_t size, const AllocationProp* prop,
 }
 
 EXPORT int cuMemRelease(Address handle) {
-  CALL_WITH_CONTEXT("cuMemRelease");
+  CALL_WITH_CONTEXT;
   auto found = state->handles.find(handle);
   if (found == state->handles.end()) return violation("an unknown handle is released");
   for (const auto& [address, mapping] : state->mappings)
@@ -418,26 +424,20 @@ EXPORT int cuMemRelease(Address handle) {
 
 EXPORT int cuMemMap(Address address, size_t size, size_t offset, Address handle,
                     unsigned long long) {
-  CALL_WITH_CONTEXT("cuMemMap");
+  CALL_WITH_CONTEXT;
   auto found = state->handles.find(handle);
   if (found == state->handles.end() || found->second != size || offset != 0)
     return violation("cuMemMap of an unknown handle or a wrong size");
   auto home = state->reservations.upper_bound(address);
   if (home == state->reservations.begin() || (--home)->first + home->second < address + size)
     return violation("cuMemMap outside a reservation");
-  auto next = state->mappings.lower_bound(address);
-  if (next != state->mappings.end() && next->first < address + size)
-    return violation("cuMemMap over a mapping");
-  if (next != state->mappings.begin()) {
-    --next;
-    if (next->first + next->second.size > address) return violation("cuMemMap over a mapping");
-  }
+  if (touches_a_mapping(range_of(address, size))) return violation("cuMemMap over a mapping");
   state->mappings[address] = {size, handle, false, state->handle_devices[handle], {}};
   return 0;
 }
 
 EXPORT int cuMemSetAccess(Address address, size_t size, const AccessDesc* access, size_t count) {
-  CALL_WITH_CONTEXT("cuMemSetAccess");
+  CALL_WITH_CONTEXT;
   std::set<int> peers;
   for (size_t i = 0; i < count; ++i) {
     if (access[i].flags != 3 || access[i].location.type != 1)
@@ -445,35 +445,22 @@ EXPORT int cuMemSetAccess(Address address, size_t size, const AccessDesc* access
     if (access[i].location.id >= state->devices) return kInvalidDevice;
     peers.insert(access[i].location.id);
   }
-  Address at = address;
-  while (at < address + size) {
-    auto found = state->mappings.find(at);
-    if (found == state->mappings.end()) return violation("cuMemSetAccess of unmapped memory");
-    at += found->second.size;
-  }
-  for (at = address; at < address + size; at += state->mappings[at].size) {
-    state->mappings[at].access = peers.count(state->mappings[at].device) != 0;
-    state->mappings[at].peers.insert(peers.begin(), peers.end());
+  const auto mappings = mappings_of(range_of(address, size));
+  if (mappings.empty()) return violation("cuMemSetAccess of no whole mappings");
+  for (const auto& found : mappings) {
+    found->second.access = peers.count(found->second.device) != 0;
+    found->second.peers.insert(peers.begin(), peers.end());
   }
   mprotect(reinterpret_cast<void*>(address), size, PROT_READ | PROT_WRITE);
   return 0;
 }
 
 EXPORT int cuMemUnmap(Address address, size_t size) {
-  CALL_WITH_CONTEXT("cuMemUnmap");
-  Address at = address;
-  while (at < address + size) {
-    auto found = state->mappings.find(at);
-    if (found == state->mappings.end()) return violation("cuMemUnmap of unmapped memory");
-    at += found->second.size;
-  }
-  if (at != address + size) return violation("cuMemUnmap of a part of a mapping");
+  CALL_WITH_CONTEXT;
+  const auto mappings = mappings_of(range_of(address, size));
+  if (mappings.empty()) return violation("cuMemUnmap of no whole mappings");
   if (busy("cuMemUnmap", range_of(address, size))) return kInvalidValue;
-  for (at = address; at < address + size;) {
-    auto found = state->mappings.find(at);
-    at += found->second.size;
-    state->mappings.erase(found);
-  }
+  for (const auto& found : mappings) state->mappings.erase(found);
   mprotect(reinterpret_cast<void*>(address), size, PROT_NONE);
   madvise(reinterpret_cast<void*>(address), size, MADV_DONTNEED);
   return 0;
@@ -481,13 +468,13 @@ EXPORT int cuMemUnmap(Address address, size_t size) {
 
 // Where mapped memory is, there may be such memory; it has no handle.
 EXPORT int cuMemAllocAsync(Address* address, size_t size, void* stream) {
-  CALL_WITH_CONTEXT("cuMemAllocAsync");
+  CALL_WITH_CONTEXT;
   if (state->streams[number_of(stream)].capturing) return violation("cuMemAllocAsync in a capture");
   const uint64_t whole = (size + state->granularity - 1) / state->granularity * state->granularity;
   if (size == 0) return kInvalidValue;
   if (state->physical + whole > state->total) return kOutOfMemory;
-  void* base = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (base == MAP_FAILED) return kOutOfMemory;
+  void* base = pages(whole, PROT_READ | PROT_WRITE);
+  if (base == nullptr) return kOutOfMemory;
   *address = reinterpret_cast<Address>(base);
   state->physical += whole;
   state->mappings[*address] = {whole, 0, true, 0, {0}};
@@ -496,7 +483,7 @@ EXPORT int cuMemAllocAsync(Address* address, size_t size, void* stream) {
 
 // In the order of the stream.
 EXPORT int cuMemFreeAsync(Address address, void* id) {
-  CALL_WITH_CONTEXT("cuMemFreeAsync");
+  CALL_WITH_CONTEXT;
   auto found = state->mappings.find(address);
   if (found == state->mappings.end() || found->second.handle != 0)
     return violation("cuMemFreeAsync of unknown memory");
@@ -512,7 +499,7 @@ EXPORT int cuMemFreeAsync(Address address, void* id) {
 }
 
 EXPORT int cuEventCreate(Event** event, unsigned flags) {
-  CALL_WITH_CONTEXT("cuEventCreate");
+  CALL_WITH_CONTEXT;
   *event = new Event;
   (*event)->timed = (flags & 2) == 0;
   state->events.insert(*event);
@@ -520,17 +507,17 @@ EXPORT int cuEventCreate(Event** event, unsigned flags) {
 }
 
 EXPORT int cuEventDestroy_v2(Event* event) {
-  CALL_WITH_CONTEXT("cuEventDestroy");
-  if (!known(event, "cuEventDestroy")) return kInvalidValue;
+  CALL_WITH_CONTEXT;
+  if (const int error = unknown(event, __func__)) return error;
   state->events.erase(event);
   delete event;
   return 0;
 }
 
 EXPORT int cuEventRecord(Event* event, void* id) {
-  CALL_WITH_CONTEXT("cuEventRecord");
-  if (!known(event, "cuEventRecord")) return kInvalidValue;
-  uint64_t number = reinterpret_cast<uint64_t>(id);
+  CALL_WITH_CONTEXT;
+  if (const int error = unknown(event, __func__)) return error;
+  const uint64_t number = number_of(id);
   Stream& stream = state->streams[number];
   if (stream.capturing) {
     event->captured = true;
@@ -545,31 +532,29 @@ EXPORT int cuEventRecord(Event* event, void* id) {
 }
 
 EXPORT int cuEventQuery(Event* event) {
-  CALL_WITH_CONTEXT("cuEventQuery");
-  if (const int error = askable(event, "cuEventQuery")) return error;
+  CALL_WITH_CONTEXT;
+  if (const int error = not_askable(event, __func__)) return error;
   return complete(*event) ? 0 : kNotReady;
 }
 
 EXPORT int cuEventSynchronize(Event* event) {
-  CALL_WITH_CONTEXT("cuEventSynchronize");
-  if (const int error = askable(event, "cuEventSynchronize")) return error;
+  CALL_WITH_CONTEXT;
+  if (const int error = not_askable(event, __func__)) return error;
   if (!complete(*event)) run_all();
   return 0;
 }
 
 EXPORT int cuStreamWaitEvent(void* id, Event* event, unsigned) {
-  CALL_WITH_CONTEXT("cuStreamWaitEvent");
-  if (!known(event, "cuStreamWaitEvent")) return kInvalidValue;
+  CALL_WITH_CONTEXT;
+  if (const int error = unknown(event, __func__)) return error;
   ++state->waits;
   Stream& stream = state->streams[number_of(id)];
   if (event->captured) {
     stream.capturing = true;  // the stream joins the capture
     return 0;
   }
-  if (stream.capturing) {
-    violation("cuStreamWaitEvent: a captured stream waits for an event from outside");
-    return kCaptureUnsupported;
-  }
+  if (stream.capturing)
+    return violation("a captured stream waits for an event from outside", kCaptureUnsupported);
   Operation& operation = enqueue(stream);
   operation.is_wait = true;
   operation.wait_stream = event->stream;
@@ -580,17 +565,9 @@ EXPORT int cuStreamWaitEvent(void* id, Event* event, unsigned) {
   return 0;
 }
 
-EXPORT int cuMemsetD8Async(Address address, unsigned char value, size_t size, void* stream) {
-  CALL_WITH_CONTEXT("cuMemsetD8Async");
-  launch(number_of(stream), range_of(address, size), {},
-         [address, value, size] { memset(reinterpret_cast<void*>(address), value, size); });
-  return 0;
-}
-
 EXPORT int cuEventElapsedTime(float* milliseconds, Event* begin, Event* end) {
-  CALL_WITH_CONTEXT("cuEventElapsedTime");
-  if (!known(begin, "cuEventElapsedTime") || !known(end, "cuEventElapsedTime"))
-    return kInvalidValue;
+  CALL_WITH_CONTEXT;
+  if (unknown(begin, __func__) || unknown(end, __func__)) return kInvalidValue;
   if (!begin->timed || !end->timed || !begin->recorded || !end->recorded)
     return violation("cuEventElapsedTime of events that are not timed or not recorded");
   if (!complete(*begin) || !complete(*end)) return kNotReady;
@@ -599,7 +576,7 @@ EXPORT int cuEventElapsedTime(float* milliseconds, Event* begin, Event* end) {
 }
 
 EXPORT int cuStreamCreate(void** stream, unsigned) {
-  CALL_WITH_CONTEXT("cuStreamCreate");
+  CALL_WITH_CONTEXT;
   *stream = reinterpret_cast<void*>(state->next_stream);
   state->created_streams.insert(state->next_stream);
   state->next_stream += 16;
@@ -607,75 +584,42 @@ EXPORT int cuStreamCreate(void** stream, unsigned) {
 }
 
 EXPORT int cuStreamDestroy_v2(void* stream) {
-  CALL_WITH_CONTEXT("cuStreamDestroy");
+  CALL_WITH_CONTEXT;
   if (state->created_streams.erase(number_of(stream)) == 0)
     return violation("cuStreamDestroy of a stream that was not created");
   return 0;
 }
 
 EXPORT int cuStreamSynchronize(void* stream) {
-  CALL_WITH_CONTEXT("cuStreamSynchronize");
-  if (state->streams[number_of(stream)].capturing) {
-    violation("cuStreamSynchronize of a captured stream");
-    return kCaptureUnsupported;
-  }
+  CALL_WITH_CONTEXT;
+  if (state->streams[number_of(stream)].capturing)
+    return violation("cuStreamSynchronize of a captured stream", kCaptureUnsupported);
   if (!state->streams[number_of(stream)].queue.empty()) run_all();
   return 0;
 }
 
-EXPORT int cuStreamIsCapturing(void* stream, int* status) {
-  CALL_WITH_CONTEXT("cuStreamIsCapturing");
-  *status = state->streams[number_of(stream)].capturing ? 1 : 0;
-  return 0;
-}
-
 EXPORT int cuCtxSynchronize() {
-  CALL_WITH_CONTEXT("cuCtxSynchronize");
+  CALL_WITH_CONTEXT;
   if (any_capture()) return kCaptureUnsupported;
   run_all();
   return 0;
 }
 
-EXPORT int cuThreadExchangeStreamCaptureMode(int* mode) {
-  CALL("cuThreadExchangeStreamCaptureMode");
-  std::swap(*mode, capture_mode);
-  return 0;
-}
-
 EXPORT int cuMemHostAlloc(void** host, size_t size, unsigned) {
-  CALL_WITH_CONTEXT("cuMemHostAlloc");
-  void* base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (base == MAP_FAILED) return kOutOfMemory;
-  *host = base;
-  state->host[reinterpret_cast<Address>(base)] = size;
+  CALL_WITH_CONTEXT;
+  *host = pages(size, PROT_READ | PROT_WRITE);
+  if (*host == nullptr) return kOutOfMemory;
+  state->host[reinterpret_cast<Address>(*host)] = size;
   return 0;
 }
 
 EXPORT int cuMemFreeHost(void* host) {
-  CALL_WITH_CONTEXT("cuMemFreeHost");
+  CALL_WITH_CONTEXT;
   auto found = state->host.find(reinterpret_cast<Address>(host));
   if (found == state->host.end()) return violation("cuMemFreeHost of unknown memory");
   if (busy("cuMemFreeHost", range_of(found->first, found->second))) return kInvalidValue;
   munmap(host, found->second);
   state->host.erase(found);
-  return 0;
-}
-
-EXPORT int cuMemcpyDtoHAsync_v2(void* to, Address from, size_t size, void* stream) {
-  CALL_WITH_CONTEXT("cuMemcpyDtoHAsync");
-  launch_copy(stream, range_of(to, size), range_of(from, size));
-  return 0;
-}
-
-EXPORT int cuMemcpyHtoDAsync_v2(Address to, const void* from, size_t size, void* stream) {
-  CALL_WITH_CONTEXT("cuMemcpyHtoDAsync");
-  launch_copy(stream, range_of(to, size), range_of(from, size));
-  return 0;
-}
-
-EXPORT int cuMemcpyDtoDAsync_v2(Address to, Address from, size_t size, void* stream) {
-  CALL_WITH_CONTEXT("cuMemcpyDtoDAsync");
-  launch_copy(stream, range_of(to, size), range_of(from, size));
   return 0;
 }
 
