@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from emulated import run
+
 STAND_IN = Path(__file__).parents[1] / "native"
 
 CUPY = f"""
@@ -19,8 +21,8 @@ cupy.get_default_memory_pool = Situation
 MIB = 1 << 20
 
 
-def test_an_array_of_cupys_takes_the_place_of_tensors_that_come_back(machine):
-    run = machine.run(
+def test_an_array_of_cupys_takes_the_place_of_tensors_that_come_back():
+    done = run(
         CUPY
         + """
 start = torch.arange(65536.0).to("cuda")
@@ -43,16 +45,16 @@ dtr_alloc.cupy.disable()
 """,
         budget=8 * MIB,
     )
-    same, error = run.output.splitlines()
+    same, error = done.output.splitlines()
     assert same == "True"
     assert error.startswith("dtr_alloc: out of memory: requested 64.0 MiB")
-    assert run.report["evicted"] >= 12  # a quarter MiB each
-    assert run.report["peak_bytes"] <= 8 * MIB
+    assert done.report["evicted"] >= 12  # a quarter MiB each
+    assert done.report["peak_bytes"] <= 8 * MIB
 
 
-def test_who_is_enabled_first_makes_the_heap_for_both(machine):
+def test_who_is_enabled_first_makes_the_heap_for_both():
     """CuPy is asked for memory before PyTorch uses the device."""
-    run = machine.run(
+    done = run(
         CUPY
         + """
 cupy.cuda.get_device_id = lambda: 0
@@ -68,11 +70,11 @@ dtr_alloc.cupy.disable()
 print(dtr_alloc.stats()["budget_bytes"] >> 20)
 """,
     )
-    assert run.output.split() == ["6", "2", "2", "6"]
+    assert done.output.split() == ["6", "2", "2", "6"]
 
 
-def test_what_depends_on_shared_memory_is_computed_before_others_may_write(machine):
-    run = machine.run(
+def test_what_depends_on_shared_memory_is_computed_before_others_may_write():
+    done = run(
         """
 import torch, dtr_alloc
 shared = torch.arange(65536.0).to("cuda") + 1
@@ -87,4 +89,4 @@ print(dtr_alloc.evict(view), dtr_alloc.evict(view * 2))
 """,
         budget="unlimited",
     )
-    assert run.output.splitlines() == ["True False False", "False True", "False False"]
+    assert done.output.splitlines() == ["True False False", "False True", "False False"]

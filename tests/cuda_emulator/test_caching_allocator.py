@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from emulated import run
 
 try:
     import torch
@@ -70,13 +71,13 @@ VARIANTS = {
 }
 
 
-def recorded(machine, folder, variant):
+def recorded(folder, variant):
     """The trace of a run, and what the model is to be told."""
     from dtr_alloc.fragment import torch_snapshot
 
     snapshot = folder / "snapshot.pickle"
     fraction = [] if variant.fraction is None else [variant.fraction]
-    run = machine.run(
+    done = run(
         *(JOBS, variant.job, snapshot, *fraction),
         settings=variant.settings,
         memory=variant.memory,
@@ -87,14 +88,14 @@ def recorded(machine, folder, variant):
         told |= {"budget_bytes": int(variant.memory * variant.fraction), "budget_is_fraction": 1}
     if TIES_BY_ADDRESS:
         told["ties_by_address"] = 1
-    return torch_snapshot.read(snapshot), told, run.output
+    return torch_snapshot.read(snapshot), told, done.output
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_every_place_and_segment_is_as_in_a_real_one(machine, tmp_path, name):
+def test_every_place_and_segment_is_as_in_a_real_one(tmp_path, name):
     from fidelity import assert_same
 
-    trace, told, output = recorded(machine, tmp_path, VARIANTS[name])
+    trace, told, output = recorded(tmp_path, VARIANTS[name])
     assert output == ""
     assert assert_same(trace, **told) >= 500
     if VARIANTS[name].kept and (folder := os.environ.get("KEEP_HISTORIES")):
@@ -111,16 +112,16 @@ def keep(trace, told, folder, name):
     trace_file.write(trace, path)
 
 
-def test_memory_runs_out_at_the_request_that_the_model_names(machine, tmp_path):
+def test_memory_runs_out_at_the_request_that_the_model_names(tmp_path):
     from fidelity import run_model
 
     from dtr_alloc.traces.trace import Kind
 
-    free, told, _ = recorded(machine, tmp_path, Variant("brief"))
+    free, told, _ = recorded(tmp_path, Variant("brief"))
     told["budget_bytes"] = 112 * MIB
     model = run_model(free, "pytorch", **told)
     assert not model.completed
-    trace, _, output = recorded(machine, tmp_path, Variant("brief", memory=112 * MIB))
+    trace, _, output = recorded(tmp_path, Variant("brief", memory=112 * MIB))
     assert output == "out of memory\n"
     served = sum(kind == Kind.ALLOCATE for kind in trace.kind)
     assert served == sum(kind == Kind.ALLOCATE for kind in free.kind[: model.failed_event])

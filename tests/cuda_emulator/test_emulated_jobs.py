@@ -3,6 +3,7 @@
 from functools import cache
 
 import pytest
+from emulated import run
 
 # Prints a digest of all that a user can compare, the state of the CUDA generator included. "fused"
 # is the transformer with memory-efficient attention, whose dropout is inside the kernel.
@@ -30,32 +31,25 @@ print(digest(job.state()))
 MODELS = ("mlp", "resnet", "transformer", "fused")
 
 
-@pytest.fixture(scope="session")
-def plain(machine):
+@cache
+def plain(model):
     """A job with PyTorch's own allocator, and what it needs with ours."""
-
-    @cache
-    def of(model):
-        expected = machine.run(JOB, model)
-        measured = machine.run(JOB, model, budget="unlimited")
-        assert measured.output == expected.output
-        assert measured.stats["evictions"] == 0
-        return expected.output, measured.report["resident_bytes"], measured.report["peak_bytes"]
-
-    return of
+    expected = run(JOB, model)
+    measured = run(JOB, model, budget="unlimited")
+    assert measured.output == expected.output
+    assert measured.stats["evictions"] == 0
+    return expected.output, measured.report["resident_bytes"], measured.report["peak_bytes"]
 
 
 @pytest.mark.parametrize("share", [1.0, 0.6, 0.3])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_job_computes_the_same_bits_in_a_share_of_its_activation_memory(
-    machine, plain, model, share
-):
+def test_a_job_computes_the_same_bits_in_a_share_of_its_activation_memory(model, share):
     output, resident, peak = plain(model)
     # A few chunks for what shares its chunk with something of another size.
     budget = resident + int(share * (peak - resident)) + (16 * 65536)
-    run = machine.run(JOB, model, budget=budget)
-    assert run.output == output
-    assert run.report["peak_bytes"] <= budget
+    done = run(JOB, model, budget=budget)
+    assert done.output == output
+    assert done.report["peak_bytes"] <= budget
     if share < 1:
-        assert run.stats["evictions"] > 0
-        assert run.stats["rematerializations"] > 0
+        assert done.stats["evictions"] > 0
+        assert done.stats["rematerializations"] > 0

@@ -6,6 +6,7 @@ Queued work stays unfinished until somebody waits for it, so whatever may overla
 from pathlib import Path
 
 import pytest
+from emulated import run
 
 
 def over_two_devices(loss: str, digested: str = "") -> str:
@@ -59,25 +60,25 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_same_bits_under_every_budget(machine, name):
+def test_the_same_bits_under_every_budget(name):
     script, peers = CASES[name]
-    expected = machine.run(script, devices=2, peers=peers)
+    expected = run(script, devices=2, peers=peers)
     for budget in ("unlimited", "4MiB", "3MiB"):
-        run = machine.run(script, devices=2, peers=peers, budget=budget)
-        assert run.output == expected.output
+        done = run(script, devices=2, peers=peers, budget=budget)
+        assert done.output == expected.output
         if budget != "unlimited":
-            assert run.stats["evictions"] > 0
-            assert run.stats["rematerializations"] > 0
+            assert done.stats["evictions"] > 0
+            assert done.stats["rematerializations"] > 0
 
 
 @pytest.mark.parametrize("seed", range(1, 5))
-def test_a_random_job_over_four_streams_computes_the_same_bits_in_half_its_memory(machine, seed):
+def test_a_random_job_over_four_streams_computes_the_same_bits_in_half_its_memory(seed):
     fuzz = Path(__file__).parent / "fuzz.py"
-    expected = machine.run(fuzz, seed, 200)
-    run = machine.run(fuzz, seed, 200, budget="2MiB")
-    assert run.output == expected.output
-    assert run.stats["evictions"] > 0
-    assert run.report["peak_bytes"] < 0.6 * expected.report["peak_bytes"]
+    expected = run(fuzz, seed, 200)
+    done = run(fuzz, seed, 200, budget="2MiB")
+    assert done.output == expected.output
+    assert done.stats["evictions"] > 0
+    assert done.report["peak_bytes"] < 0.6 * expected.report["peak_bytes"]
 
 
 RECORDED = """
@@ -96,8 +97,8 @@ assert torch.equal(y.cpu(), expected)
 """
 
 
-def test_a_tensor_with_a_recorded_stream_can_be_evicted(machine):
-    machine.run(RECORDED, budget="8MiB")
+def test_a_tensor_with_a_recorded_stream_can_be_evicted():
+    run(RECORDED, budget="8MiB")
 
 
 CARELESS = """
@@ -108,8 +109,8 @@ with torch.cuda.stream(torch.cuda.Stream()):
 """
 
 
-def test_the_stand_in_reports_work_that_could_run_beside_what_it_needs(machine):
+def test_the_stand_in_reports_work_that_could_run_beside_what_it_needs():
     """Without this the tests above would prove nothing."""
-    run = machine.run(CARELESS, clean=False)
-    assert run.status == 0
-    assert any("overlaps unfinished work" in text for text in run.report["violations"])
+    done = run(CARELESS, clean=False)
+    assert done.status == 0
+    assert any("overlaps unfinished work" in text for text in done.report["violations"])

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from emulated import run
+
 RNN_FLAG = """
 import ctypes
 import subprocess
@@ -32,8 +34,8 @@ assert [begins_anew(), begins_anew()] == [1, 0]
 """
 
 
-def test_only_the_jobs_own_seeding_has_rnns_begin_anew_with_their_dropout(machine):
-    machine.run(RNN_FLAG, Path(__file__).with_name("rnn_flag.cpp"), budget="64MiB")
+def test_only_the_jobs_own_seeding_has_rnns_begin_anew_with_their_dropout():
+    run(RNN_FLAG, Path(__file__).with_name("rnn_flag.cpp"), budget="64MiB")
 
 
 OTHER_DEVICE = """
@@ -70,5 +72,5 @@ for name, make in MAKERS.items():
 """
 
 
-def test_what_was_made_on_the_current_device_is_made_there_again_in_its_own_share(machine):
-    assert machine.run(OTHER_DEVICE, budget="60%", devices=2).stats["rematerializations"] > 0
+def test_what_was_made_on_the_current_device_is_made_there_again_in_its_own_share():
+    assert run(OTHER_DEVICE, budget="60%", devices=2).stats["rematerializations"] > 0

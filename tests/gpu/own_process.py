@@ -4,17 +4,11 @@ PyTorch cannot change its CUDA allocator once it is in use, so no two such tests
 GPU_TESTS_DEVICE says on what it runs: `cuda`, a GPU; `emulated`, the stand-in for CUDA in
 tests/cuda_emulator; `cpu`, this process, in a session, unless the test is about settings, some of
 which a process has once, too.
-
-    python own_process.py FILE TEST ARGUMENTS    what the process runs; arguments as JSON
 """
 
 import functools
-import importlib.util
 import json
-import os
-import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,11 +17,7 @@ import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "cuda_emulator"))
 import emulated
-
-BACKEND = os.environ.get("GPU_TESTS_DEVICE", "cuda")
-DEVICE = "cpu" if BACKEND == "cpu" else "cuda"
-SKIPPED = 77
-SECONDS = 600  # ends what hangs
+from emulated import BACKEND, DEVICE
 
 
 def own_process(
@@ -48,40 +38,32 @@ def own_process(
             if BACKEND == "emulated" and gpu_only:
                 pytest.skip(f"the stand-in for CUDA has no {gpu_only}")
             if DEVICE != "cpu" or settings:
-                run_elsewhere(body, arguments)
+                run_elsewhere(body, arguments, budget, settings)
             else:
-                run_here(body, arguments, budget, settings)
+                run_here(body, arguments, budget)
 
-        test.own_budget, test.own_settings = budget, settings  # type: ignore[attr-defined]
         return test
 
     return decorate
 
 
-def run_elsewhere(body: Callable[..., None], arguments: dict[str, Any]) -> None:
-    """Runs it in a new process; fails and skips as that says."""
-    file = sys.modules[body.__module__].__file__
-    command = [sys.executable, __file__, str(file), body.__name__, json.dumps(arguments)]
-    libraries = [emulated.library()] if BACKEND == "emulated" else []
-    clean = emulated.environment(libraries)
-    # Read by cuBLAS when it is first used; PyTorch asks for it in deterministic mode.
-    clean["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    done = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=SECONDS)
-    if done.returncode == SKIPPED:
-        pytest.skip(done.stdout.splitlines()[-1])
-    if done.returncode != 0:
-        pytest.fail(
-            f"exit status {done.returncode}\n{done.stdout[-1000:]}{done.stderr[-4000:]}",
-            pytrace=False,
-        )
-
-
-def run_here(
+def run_elsewhere(
     body: Callable[..., None],
     arguments: dict[str, Any],
     budget: int | str,
     settings: dict[str, Any],
 ) -> None:
+    """Runs it in a new process; fails and skips as that says."""
+    script = "import json, sys, {0}\n{0}.{1}.__wrapped__(**json.loads(sys.argv[1]))\n"
+    done = emulated.run(
+        script.format(body.__module__, body.__name__), json.dumps(arguments), budget=budget,
+        stand_in=BACKEND == "emulated", **{"swap": "last-resort", **settings},
+    )  # fmt: skip
+    if "skipped" in done.report:
+        pytest.skip(done.report["skipped"])
+
+
+def run_here(body: Callable[..., None], arguments: dict[str, Any], budget: int | str) -> None:
     """Runs it in this process."""
     import torch
 
@@ -90,7 +72,7 @@ def run_here(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with dtr_alloc.session(budget=budget, device=DEVICE, **settings):
+        with dtr_alloc.session(budget=budget, device=DEVICE):
             body(**arguments)
             dtr_alloc.check_invariants()
     finally:
@@ -105,42 +87,3 @@ def busy(seconds: float = 0.1) -> None:
 
     if BACKEND != "emulated":
         torch.cuda._sleep(int(2e9 * seconds))
-
-
-def main(file: str, name: str, arguments: str) -> None:
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    test = getattr(module, name)
-    import dtr_alloc
-
-    dtr_alloc.enable(budget=test.own_budget, device=DEVICE, **test.own_settings)
-    test.__wrapped__(**json.loads(arguments))
-    dtr_alloc.check_invariants()
-
-
-def run() -> int:
-    """The process's exit status."""
-    try:
-        if BACKEND != "emulated":
-            main(*sys.argv[1:])
-            return 0
-        emulated.prepare()
-        main(*sys.argv[1:])
-        assert not any(emulated.seen().values()), emulated.seen()
-    except pytest.skip.Exception as skipped:
-        print(skipped.msg)
-        return SKIPPED
-    except BaseException:
-        traceback.print_exc()
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    status = run()
-    if BACKEND == "emulated":
-        emulated.leave(status)
-    sys.exit(status)
