@@ -69,7 +69,7 @@ SANITIZED_TESTS ?= $(wildcard tests/allocator tests/native) tests/python/test_he
   "tests/torch/test_doors.py::test_both_doors_give_the_same_bits_and_record_the_same_operators[mlp]" \
   "tests/torch/test_optimizer_steps.py::test_a_step_that_is_out_of_memory_changes_nothing_and_names_who_holds_it[SGD]" \
   "tests/torch/test_jobs.py::test_the_job_prints_under_a_budget_what_it_prints_without[by the environment]" \
-  tests/torch/test_forks.py::test_a_child_reads_what_was_evicted_with_an_error
+  tests/torch/test_threads.py::test_a_child_reads_what_was_evicted_with_an_error
 SANITIZED_MINUTES ?= 5
 SANITIZED_PY = cd $(SANITIZED)/tree && \
   LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" \

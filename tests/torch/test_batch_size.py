@@ -34,13 +34,19 @@ def unevicted_bytes(size: int) -> int:
         return dtr_alloc.stats()["peak_allocated_bytes"]
 
 
-def test_the_largest_batch_of_which_nothing_is_computed_again() -> None:
-    budget = unevicted_bytes(1300) + MIB // 4
+@pytest.mark.parametrize(
+    ("tried", "found"),
+    [
+        ([100, 200, 400, 800, 1600, 1200, 1400, 1300], 1300),
+        ([4096, 2048, 1024, 1536, 1280, 1152], 1024),
+    ],
+    ids=["from a small one", "from one that is too large"],
+)
+def test_the_largest_batch_of_which_nothing_is_computed_again(tried: list[int], found: int) -> None:
     calls: list[int] = []
-    with checked_session(budget):
-        step = job(calls)
-        assert dtr_alloc.find_batch_size(step, 100, slowdown=1) == 1300
-    assert list(dict.fromkeys(calls)) == [100, 200, 400, 800, 1600, 1200, 1400, 1300]
+    with checked_session(unevicted_bytes(found) + MIB // 4):
+        assert dtr_alloc.find_batch_size(job(calls), tried[0], slowdown=1) == found
+    assert list(dict.fromkeys(calls)) == tried
 
 
 class Hook:
@@ -71,13 +77,6 @@ def test_batches_that_ran_out_of_memory_are_forgotten_and_the_session_goes_on() 
         assert dtr_alloc.stats()["out_of_memory_errors"] > 0
         assert not [hook for hook in hooks if hook() is not None]
         step(448)
-
-
-def test_a_start_that_is_too_large_is_halved() -> None:
-    calls: list[int] = []
-    with checked_session(unevicted_bytes(1024) + MIB // 4):
-        assert dtr_alloc.find_batch_size(job(calls), 4096, slowdown=1) == 1024
-    assert list(dict.fromkeys(calls)) == [4096, 2048, 1024, 1536, 1280, 1152]
 
 
 def test_an_error_names_what_is_wrong() -> None:

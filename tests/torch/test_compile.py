@@ -3,7 +3,7 @@
 import copy
 import gc
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
@@ -101,33 +101,6 @@ def test_random_numbers_of_a_graph_come_again() -> None:
         assert torch.equal(torch.get_rng_state(), after)
 
 
-def test_saved_activations_and_gradients_of_a_graph_can_be_evicted() -> None:
-    def gradients(evicts: Callable[[list[Tensor]], object]) -> list[Tensor]:
-        torch.manual_seed(0)
-        # Batch norm has the graph overwrite what it reads, and cannot compute again.
-        net = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Linear(64, 64))
-        x = torch.randn(64, 64, requires_grad=True)
-        result = torch.compile(net, backend="inductor")(x)
-        evicts(list(result.grad_fn.saved_tensors))
-        result.square().sum().backward()
-        found = [x.grad, *(parameter.grad for parameter in net.parameters()), *net.buffers()]
-        evicts([part for part in found if part is not None])
-        return [part.clone() for part in found if part is not None]
-
-    expected = gradients(lambda tensors: None)
-    count = 0
-
-    def evict_all(tensors: list[Tensor]) -> None:
-        nonlocal count
-        count += sum(dtr_alloc.evict(tensor) for tensor in tensors)
-
-    torch._dynamo.reset()
-    with checked_session():
-        got = gradients(evict_all)
-        assert count > 0
-        assert_equal(expected, got)
-
-
 class SmallResNet(CompiledResNet):
     """A ResNet of fewer kernels."""
 
@@ -177,26 +150,42 @@ def test_kernels_that_write_parts_of_one_buffer_are_repeated() -> None:
         assert torch.equal(evicted(got), expected)
 
 
-@pytest.mark.parametrize("recorded", ["kernel by kernel", "one operator"])
-def test_a_graph_overwrites_activations_that_it_alone_holds(
-    recorded: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("budget", "recorded"),
+    [("unlimited", "one operator"), ("64MiB", "kernel by kernel"), ("64MiB", "one operator")],
+)
+@pytest.mark.parametrize("normalizes", [False, True])
+def test_saved_activations_and_gradients_of_a_graph_come_again(
+    budget: str, recorded: str, normalizes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Inductor has a backward graph put gradients where saved activations were. A gradient that is
-    evicted is computed from the activations as they were."""
+    evicted is computed from the activations as they were. Batch norm has the graph overwrite what
+    it reads, and cannot compute again."""
+    count = 0
 
-    def gradients(evicts: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def evicts(tensors: Iterable[Tensor]) -> None:
+        nonlocal count
+        if dtr_alloc.is_enabled():
+            count += sum(map(dtr_alloc.evict, tensors))
+
+    def gradients() -> list[Tensor]:
+        torch._dynamo.reset()
         torch.manual_seed(0)
-        net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)))
+        parts = (nn.Linear(64, 64), nn.ReLU(), *[nn.BatchNorm1d(64)] * normalizes)
+        net = nn.Sequential(*(copy.deepcopy(part) for _ in range(3) for part in parts))
         x = torch.randn(64, 64, requires_grad=True)
-        torch.compile(net, backend="inductor")(x).square().sum().backward()
-        found = [x.grad, *(parameter.grad for parameter in net.parameters())]
-        return [evicts(part).clone() for part in found if part is not None]
+        result = torch.compile(net, backend="inductor")(x)
+        evicts(result.grad_fn.saved_tensors)
+        result.square().sum().backward()
+        found = [x.grad, *(parameter.grad for parameter in net.parameters()), *net.buffers()]
+        evicts(found)
+        return [part.clone() for part in found]
 
     record(recorded, monkeypatch)
-    expected = gradients(lambda tensor: tensor)
-    torch._dynamo.reset()
-    with checked_session("64MiB"):
-        assert_equal(expected, gradients(evicted))
+    expected = gradients()
+    with checked_session(budget):
+        assert_equal(expected, gradients())
+        assert count > (0 if normalizes else 7)
 
 
 def test_a_graph_is_one_operator_again_when_the_limit_goes() -> None:

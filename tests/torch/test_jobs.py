@@ -11,6 +11,7 @@ import torch
 from harness import command, python
 
 import dtr_alloc
+from dtr_alloc import oplog
 
 BUDGET = "12MiB"
 """Below what the job needs without a budget (more than 20 MiB), above what it cannot do without."""
@@ -131,12 +132,13 @@ def test_files_are_written_also_when_the_job_fails(job):
     (job / "failing.py").write_text(
         JOB.replace("    digest =", "    raise KeyError('lost')\n    digest =")
     )
-    files = {"stats": "stats.json", "report": "report.txt", "costs": "costs.json"}
+    files = {"stats": "stats.json", "report": "report.txt", "costs": "costs.json", "log": "log.xz"}
     failed = python("failing.py", cwd=job, status=1, budget=BUDGET, **files)
     assert "KeyError: 'lost'" in failed.stderr
     assert read_stats(job / "stats.json")["evictions"] > 0
     assert "evictions" in (job / "report.txt").read_text()
     assert json.loads((job / "costs.json").read_text())["entries"]
+    assert "aten.addmm.default" in oplog.compile_log(job / "log.xz").operator_names
 
 
 def test_none_of_a_jobs_files_is_written_where_a_link_leads(job):

@@ -580,15 +580,19 @@ class TestThrash:
     ADVICE = re.compile(r"a budget of ([0-9.]+) MiB would do, with ([0-9.]+) times the compute")
     NONE = "No play of what ran so far confirms a budget that would do."
 
+    @pytest.fixture(scope="class")
+    def costs(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        costs = tmp_path_factory.mktemp("chain") / "costs.json"
+        self.run(1 << 30, "off", costs)
+        fix_costs(costs)
+        return costs
+
     def run(self, *arguments: object) -> tuple[dict[str, Any], list[str]]:
         """What came of the chain, and the lines on stderr."""
         done = call(grind, *arguments)
         return json.loads(done.stdout), done.stderr.splitlines()
 
-    def test_a_job_that_grinds_ends_with_the_budget_that_would_do(self, tmp_path: Path) -> None:
-        costs = tmp_path / "costs.json"
-        self.run(1 << 30, "off", costs)
-        fix_costs(costs)
+    def test_a_job_that_grinds_ends_with_the_budget_that_would_do(self, costs: Path) -> None:
         found, said = self.run(self.BUDGET, "off", costs)
         assert found["times"] > 1.5
         assert (found["error"], said) == (None, [])
@@ -614,11 +618,8 @@ class TestThrash:
         assert max(repeated[STEPS:]) > 3 * repeated[STEPS - 1], "the plan thrashes"
         assert repeated[-1] < 2 * repeated[STEPS - 1]
 
-    def test_a_budget_is_advised_for_the_heuristic_of_the_job_alone(self, tmp_path: Path) -> None:
+    def test_a_budget_is_advised_for_the_heuristic_of_the_job_alone(self, costs: Path) -> None:
         """Without a plan, and with the room that the heuristic has."""
-        costs = tmp_path / "costs.json"
-        self.run(1 << 30, "off", costs)
-        fix_costs(costs)
         found, _said = self.run(self.BUDGET, "1.4", costs, "dtr-full")
         of = self.ADVICE.search(found["error"])
         assert of
@@ -626,11 +627,8 @@ class TestThrash:
         assert said == []
         assert found["times"] == pytest.approx(float(of[2]), abs=0.05)
 
-    def test_where_no_play_confirms_a_budget_it_is_said(self, tmp_path: Path) -> None:
+    def test_where_no_play_confirms_a_budget_it_is_said(self, costs: Path) -> None:
         """A callable heuristic cannot be played; this one keeps what was used longest ago."""
-        costs = tmp_path / "costs.json"
-        self.run(1 << 30, "off", costs)
-        fix_costs(costs)
         found, said = self.run(4 * self.BUDGET, "1.4", costs, "callable", 1)
         assert [self.NONE in text for text in (said[0], found["error"])] == [True, True]
 

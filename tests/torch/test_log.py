@@ -153,13 +153,6 @@ def test_the_command_line_logs_too(short, tmp_path):
     assert all(b'"EFFECT"' in line for line in filling)
 
 
-def test_a_job_that_fails_leaves_a_whole_log(tmp_path):
-    result = run_code(short_job("assert step < 2"), tmp_path, status=1, log="job.log.xz")
-    assert "AssertionError" in result.stderr
-    names = oplog.compile_log(tmp_path / "job.log.xz").operator_names
-    assert "aten.addmm.default" in names
-
-
 @pytest.mark.parametrize(
     "name",
     [

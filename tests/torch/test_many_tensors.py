@@ -1,11 +1,12 @@
 """Operators with thousands of inputs and results, and jobs of thousands of small tensors: the same
 bits, and no more work for each than for a few."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from harness import assert_trains_in, checked_session, evicted
+from harness import assert_equal, assert_trains_in, checked_session, evicted
 from torch import Tensor
 
 import dtr_alloc
@@ -25,48 +26,52 @@ def since(before: dict[str, Any], *names: str) -> list[int]:
     return [after[name] - before[name] for name in names]
 
 
-@pytest.mark.parametrize("dead", [False, True], ids=["live", "dead"])
-def test_an_operator_with_many_evicted_inputs_comes_back(dead: bool) -> None:
-    """What all were computed from and each input come back once, and the operator runs once."""
-    expected = torch.cat(parts(MANY))
-    with checked_session():
+def joined(inputs: list[Tensor]) -> list[Tensor]:
+    return [torch.cat(inputs)]
+
+
+def joined_alone(inputs: list[Tensor]) -> list[Tensor]:
+    made = joined(inputs)
+    inputs.clear()
+    return made
+
+
+def many_results(inputs: list[Tensor]) -> list[Tensor]:
+    results = torch._foreach_add(inputs, 1)
+    return [*results, torch.cat(results)]
+
+
+def overwritten(inputs: list[Tensor]) -> list[Tensor]:
+    torch._foreach_mul_(inputs, 3)
+    return []
+
+
+@pytest.mark.parametrize(
+    ("use", "repeats"),
+    [(joined, 1), (joined_alone, 1), (many_results, 2), (overwritten, 1)],
+    ids=["inputs", "dead inputs", "results", "overwritten inputs"],
+)
+def test_an_operator_with_many_tensors_comes_back(
+    use: Callable[[list[Tensor]], list[Tensor]], repeats: int
+) -> None:
+    """What all were computed from and each input, in its old version, come back once, and the
+    operator runs once for all of its results."""
+
+    def run() -> list[Tensor]:
         inputs = parts(MANY)
-        joined = torch.cat(inputs)
-        if dead:
-            inputs.clear()
-        for tensor in inputs:
-            evicted(tensor)
-        evicted(joined)
-        before = dtr_alloc.stats()
-        assert torch.equal(joined, expected)
-        assert since(before, "rematerializations", "preemptions") == [1 + MANY + 1, 0]
+        made = use(inputs)
+        return [*inputs, *made]
 
-
-def test_many_results_of_one_operator_come_back_together() -> None:
-    expected = torch.cat(torch._foreach_add(parts(MANY), 1))
+    expected = run()
     with checked_session():
-        inputs = parts(MANY)
-        results = torch._foreach_add(inputs, 1)
-        joined = torch.cat(results)
-        for tensor in (*inputs, *results, joined):
+        got = run()
+        for tensor in got:
             evicted(tensor)
         before = dtr_alloc.stats()
-        assert torch.equal(joined, expected)
-        assert since(before, "rematerializations") == [1 + MANY + 2]
-        assert all(dtr_alloc.is_resident(result) for result in results)
-
-
-def test_many_overwritten_inputs_are_rebuilt_from_their_old_versions() -> None:
-    expected = parts(MANY)
-    torch._foreach_mul_(expected, 3)
-    with checked_session():
-        tensors = parts(MANY)
-        torch._foreach_mul_(tensors, 3)
-        for tensor in tensors:
-            evicted(tensor)
-        before = dtr_alloc.stats()
-        assert all(map(torch.equal, tensors, expected))
-        assert since(before, "rematerializations") == [1 + MANY + 1]
+        # The last one is made of all others.
+        assert torch.equal(got[-1], expected[-1])
+        assert_equal(expected, got)
+        assert since(before, "rematerializations", "preemptions") == [1 + MANY + repeats, 0]
 
 
 def test_inputs_that_are_lost_while_others_are_brought_back_come_back_too() -> None:

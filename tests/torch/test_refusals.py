@@ -45,40 +45,34 @@ print(refused(lambda: next(iter(loader))))
     assert "returns CPU tensors" in message
 
 
-def test_sending_a_gpu_tensor_fails_at_the_sender():
+def test_a_gpu_tensor_is_not_shared_or_sent_and_a_cpu_tensor_is():
+    """Sending fails at the sender. And nobody puts another allocator in our place."""
     code = """
 receiver, sender = mp.Pipe(duplex=False)
-for tensor in (torch.empty(3, device="meta"), torch.nn.Parameter(torch.empty(3, device="meta"))):
-    print(refused(lambda: sender.send(tensor)))
-print(receiver.poll())
-sender.send(torch.ones(3))
-print(receiver.recv().sum().item())
-"""
-    *refused, sent, total = printed(code)
-    assert all("tensor.cpu()" in message for message in refused)
-    assert (sent, total) == ("False", "3.0")
+gpu = torch.empty(3, device="meta")
 
-
-def test_a_gpu_tensor_is_not_marked_as_shared_and_a_cpu_tensor_is():
-    code = """
-print(refused(lambda: torch.empty(3, device="meta").share_memory_()))
-print(refused(lambda: torch.nn.Linear(2, 2, device="meta").share_memory()))
-print(torch.ones(3).share_memory_().is_shared())
-"""
-    *refused, shared = printed(code)
-    assert all("cannot be shared" in message for message in refused)
-    assert shared == "True"
-
-
-def test_the_job_cannot_put_another_allocator_in_our_place():
-    code = """
 class Other:
     def allocator(self):
         return self
-print(refused(lambda: torch.cuda.memory.change_current_allocator(Other())))
+
+for act in (
+    lambda: sender.send(gpu),
+    lambda: sender.send(torch.nn.Parameter(gpu)),
+    gpu.share_memory_,
+    torch.nn.Linear(2, 2, device="meta").share_memory,
+    lambda: torch.cuda.memory.change_current_allocator(Other()),
+):
+    print(refused(act))
+print(receiver.poll())
+sender.send(torch.ones(3))
+print(receiver.recv().sum().item(), torch.ones(3).share_memory_().is_shared())
 """
-    (message,) = printed(code)
-    assert "cannot be changed" in message
+    *sent, shared, whole, allocator, polled, done = printed(code)
+    assert all("tensor.cpu()" in message for message in sent)
+    assert "cannot be shared" in shared
+    assert "cannot be shared" in whole
+    assert "cannot be changed" in allocator
+    assert (polled, done) == ("False", "3.0 True")
 
 
 # ---- a budget on CUDA ----
