@@ -260,11 +260,7 @@ class Kernel:
         return answer
 
     def _answer(
-        self,
-        named: dict[str, Any],
-        result: Any,
-        outputs: list[tuple[Tensor, Tensor]],
-        use: Use,
+        self, named: dict[str, Any], result: Any, outputs: list[tuple[Tensor, Tensor]], use: Use
     ) -> Any:
         """The operator's result on CUDA; notes which new tensors get which values."""
 

@@ -68,7 +68,7 @@ print(stats["budget_bytes"] >> 20, stats["allocated_bytes"] >> 20)
 print(torch.cuda.memory_allocated() >> 20)
 dtr_alloc.cupy.disable()
 print(dtr_alloc.stats()["budget_bytes"] >> 20)
-""",
+"""
     )
     assert done.output.split() == ["6", "2", "2", "6"]
 

@@ -22,11 +22,11 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[float | None, dict]
     return {row["budget_fraction"]: row for row in rows}
 
 
-def test_a_step_has_the_operators_that_it_had_on_a_device(counts: dict) -> None:
+def test_a_step_has_the_operators_that_it_had_on_a_device(counts):
     assert counts[0.7]["operators"] == 1344  # bench/results/gpu_step_time.json: 9,408 of 7 steps
 
 
-def test_without_a_limit_nothing_is_evicted_or_mapped_and_nobody_waits(counts: dict) -> None:
+def test_without_a_limit_nothing_is_evicted_or_mapped_and_nobody_waits(counts):
     row = counts[None]
     for name in ("rematerializations", "evictions", "searches", "mapped_chunks", "host_waits"):
         assert row[name] == 0, name
@@ -36,9 +36,7 @@ def test_without_a_limit_nothing_is_evicted_or_mapped_and_nobody_waits(counts: d
 # Costs are those of the null device, so counts are the same in every run: 189, 166 and 296 under
 # torch 2.11.0. The rest is for what other versions of torch and scores do otherwise.
 @pytest.mark.parametrize(("fraction", "most"), [(0.7, 240), (0.5, 210), (0.3, 370)])
-def test_a_step_repeats_no_more_than_a_bounded_number_of_operators(
-    counts: dict, fraction: float, most: int
-) -> None:
+def test_a_step_repeats_no_more_than_a_bounded_number_of_operators(counts, fraction, most):
     row = counts[fraction]
     assert 0 < row["rematerializations"] <= most
     assert row["searches"] <= 4 * most
@@ -96,9 +94,7 @@ dtr_alloc.check_invariants()
 
 
 @pytest.mark.parametrize("pool", ["chunk:auto", "strict"])
-def test_only_a_workspace_is_served_beyond_the_budget_unless_it_is_strict(
-    tmp_path: Path, pool: str
-) -> None:
+def test_only_a_workspace_is_served_beyond_the_budget_unless_it_is_strict(tmp_path, pool):
     from bench.null_cuda import library
 
     environ = {

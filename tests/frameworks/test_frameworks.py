@@ -39,9 +39,7 @@ def logged(folder: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("framework", BUDGETS)
-def test_a_job_of_the_guide_trains_in_its_budget_and_logs_what_it_costs(
-    framework: str, tmp_path: Path
-) -> None:
+def test_a_job_of_the_guide_trains_in_its_budget_and_logs_what_it_costs(framework, tmp_path):
     pytest.importorskip(framework.lower())
     (snippet,) = SNIPPETS[framework]
     run(snippet.replace("8GiB", BUDGETS[framework]), tmp_path)
@@ -53,13 +51,13 @@ def test_a_job_of_the_guide_trains_in_its_budget_and_logs_what_it_costs(
     assert max(values["dtr_alloc/peak_allocated_bytes"]) <= budget
 
 
-def test_the_snippet_of_compiled_layers_runs(tmp_path: Path) -> None:
+def test_the_snippet_of_compiled_layers_runs(tmp_path):
     (snippet,) = SNIPPETS["torch.compile"]
     run(snippet, tmp_path)
 
 
 @pytest.mark.parametrize(("index", "framework"), enumerate(("transformers", "lightning")))
-def test_a_job_of_the_guide_is_advised(index: int, framework: str, tmp_path: Path) -> None:
+def test_a_job_of_the_guide_is_advised(index, framework, tmp_path):
     pytest.importorskip(framework)
     snippet = SNIPPETS["From an empty environment to an answer"][index]
     (tmp_path / "job.py").write_text(snippet)
@@ -68,7 +66,7 @@ def test_a_job_of_the_guide_is_advised(index: int, framework: str, tmp_path: Pat
     assert re.search(r"layers\.\*|transformer\.h\.\*", done.stdout)
 
 
-def test_a_fit_that_raises_ends_its_session() -> None:
+def test_a_fit_that_raises_ends_its_session():
     lightning = pytest.importorskip("lightning")
     from dtr_alloc.integrations.lightning import BudgetCallback
 
@@ -97,7 +95,7 @@ def out_of_memory() -> torch.OutOfMemoryError:
         return raised.value
 
 
-def test_accelerate_tries_a_smaller_batch_after_our_error() -> None:
+def test_accelerate_tries_a_smaller_batch_after_our_error():
     """The Trainer's auto_find_batch_size is this, too."""
     accelerate = pytest.importorskip("accelerate")
 
@@ -110,7 +108,7 @@ def test_accelerate_tries_a_smaller_batch_after_our_error() -> None:
     assert train() == 4
 
 
-def test_lightning_knows_our_error() -> None:
+def test_lightning_knows_our_error():
     pytest.importorskip("lightning")
     from lightning.pytorch.utilities.memory import is_oom_error
 

@@ -42,7 +42,7 @@ def unevicted_bytes(size: int) -> int:
     ],
     ids=["from a small one", "from one that is too large"],
 )
-def test_the_largest_batch_of_which_nothing_is_computed_again(tried: list[int], found: int) -> None:
+def test_the_largest_batch_of_which_nothing_is_computed_again(tried, found):
     calls: list[int] = []
     with checked_session(unevicted_bytes(found) + MIB // 4):
         assert dtr_alloc.find_batch_size(job(calls), tried[0], slowdown=1) == found
@@ -56,7 +56,7 @@ class Hook:
         pass
 
 
-def test_batches_that_ran_out_of_memory_are_forgotten_and_the_session_goes_on() -> None:
+def test_batches_that_ran_out_of_memory_are_forgotten_and_the_session_goes_on():
     """In a backward of two branches: PyTorch leaves the older one's graph in a queue. What the
     step made is in a reference cycle."""
     hooks: list[weakref.ref[Hook]] = []
@@ -79,7 +79,7 @@ def test_batches_that_ran_out_of_memory_are_forgotten_and_the_session_goes_on() 
         step(448)
 
 
-def test_an_error_names_what_is_wrong() -> None:
+def test_an_error_names_what_is_wrong():
     step = job([])
     with pytest.raises(dtr_alloc.StateError, match="not enabled"):
         dtr_alloc.find_batch_size(step)

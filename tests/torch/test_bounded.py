@@ -78,7 +78,7 @@ def growth(rows: list[dict[str, Any]], key: str) -> float:
 
 
 @pytest.mark.long
-def test_two_thousand_steps_grow_nothing(tmp_path: Path) -> None:
+def test_two_thousand_steps_grow_nothing(tmp_path):
     costs = tmp_path / "costs.json"
     with dtr_alloc.session(budget="unlimited", device="cpu", costs=costs):
         dtr_alloc.reset_peak_stats()

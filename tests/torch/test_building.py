@@ -39,7 +39,7 @@ def visible(folder: Path) -> list[str]:
     ],
     ids=["a device that torch is not built for", "no compiler"],
 )
-def test_what_cannot_be_built_is_named(tmp_path: Path, arguments, environ, status, reason) -> None:
+def test_what_cannot_be_built_is_named(tmp_path, arguments, environ, status, reason):
     refused = build(tmp_path, *arguments, **environ)
     assert refused.returncode == status
     assert reason in refused.stderr
@@ -88,7 +88,7 @@ def cache(tmp_path, monkeypatch) -> Path:
     return folder
 
 
-def test_the_first_call_compiles_and_says_so_and_the_second_finds_it(cache, cxx) -> None:
+def test_the_first_call_compiles_and_says_so_and_the_second_finds_it(cache, cxx):
     first = build(cache, "--device", "cpu")
     assert first.returncode == 0, first.stderr
     assert Path(first.stdout.strip()).parent == cache

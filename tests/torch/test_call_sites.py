@@ -48,7 +48,7 @@ def made_in(entries: list[Kept]) -> dict[tuple[str, str], int]:
     return {(entry.module, entry.operator): entry.size_bytes for entry in entries}
 
 
-def test_what_fills_the_memory_has_its_module_and_line(logged: None) -> None:
+def test_what_fills_the_memory_has_its_module_and_line(logged):
     net = Net()
     x = torch.ones(1024, 64)
     out = net(x)
@@ -64,7 +64,7 @@ def test_what_fills_the_memory_has_its_module_and_line(logged: None) -> None:
     assert places[Where("blocks.*", "aten.gelu.default"), False] == 3 * size
 
 
-def test_the_log_has_the_module_of_each_operator(tmp_path: Path) -> None:
+def test_the_log_has_the_module_of_each_operator(tmp_path):
     """Also of those that compute gradients, or what checkpointing computes again for them."""
     path = tmp_path / "job.log"
     with dtr_alloc.session("unlimited", device="cpu", log=str(path)):
@@ -85,7 +85,7 @@ def test_the_log_has_the_module_of_each_operator(tmp_path: Path) -> None:
     assert called["aten.sum.default", ""] == called["aten.exp.default", ""] == 1
 
 
-def test_a_part_that_is_called_from_outside_has_its_path_all_the_same(logged: None) -> None:
+def test_a_part_that_is_called_from_outside_has_its_path_all_the_same(logged):
     """As the layers of a LightningModule, which has no forward()."""
     net = Net()
     y = net.blocks[1](torch.ones(1024, 64))
@@ -93,7 +93,7 @@ def test_a_part_that_is_called_from_outside_has_its_path_all_the_same(logged: No
     del y
 
 
-def test_each_session_finds_the_modules_that_there_are(tmp_path: Path) -> None:
+def test_each_session_finds_the_modules_that_there_are(tmp_path):
     for _ in range(call_sites._MOST_LOOKS + 1):
         with dtr_alloc.session("unlimited", device="cpu", log=str(tmp_path / "job.log")):
             out = Net()(torch.ones(1024, 64))
@@ -101,7 +101,7 @@ def test_each_session_finds_the_modules_that_there_are(tmp_path: Path) -> None:
             del out
 
 
-def test_a_module_that_fails_is_left(logged: None) -> None:
+def test_a_module_that_fails_is_left(logged):
     class Fails(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             raise ValueError("no")
@@ -113,7 +113,7 @@ def test_a_module_that_fails_is_left(logged: None) -> None:
     assert made_in(fullest(api.active()))["", "aten.exp.default"] == outside.nbytes
 
 
-def test_hooks_are_there_for_accounts_only(tmp_path: Path) -> None:
+def test_hooks_are_there_for_accounts_only(tmp_path):
     hooks = modules._global_forward_hooks, modules._global_forward_pre_hooks
     before = [len(each) for each in hooks]
     with dtr_alloc.session("64MiB", device="cpu"):
@@ -123,7 +123,7 @@ def test_hooks_are_there_for_accounts_only(tmp_path: Path) -> None:
     assert [len(each) for each in hooks] == before
 
 
-def test_all_that_runs_again_is_counted_once(tmp_path: Path) -> None:
+def test_all_that_runs_again_is_counted_once(tmp_path):
     net = Net(blocks=12)
     report = str(tmp_path / "run.html")
     with dtr_alloc.session("2MiB", device="cpu", report=report, heuristic="lru", thrash="off"):
@@ -139,7 +139,7 @@ def test_all_that_runs_again_is_counted_once(tmp_path: Path) -> None:
     assert Where("blocks.*.inner", "aten.addmm.default") in [place for place, _, _ in by_place]
 
 
-def test_compiled_modules_are_compiled_whole(logged: None) -> None:
+def test_compiled_modules_are_compiled_whole(logged):
     net = Net()
     compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(4, 64)), net(torch.ones(4, 64)))

@@ -18,7 +18,6 @@ from bench import measure
 from bench.measure import profile, train_plain
 from bench.models import JOBS
 from bench.models.compiled import CompiledResNet, CompiledTransformer
-from bench.models.job import Job
 from dtr_alloc.torch import compiled
 
 BACKENDS = ("eager", "aot_eager", "inductor")
@@ -59,7 +58,7 @@ def train(backend: str | None, steps: int = 3, **options: Any) -> dict[str, Tens
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_as_many_graphs_are_compiled_and_the_bits_are_the_same(backend: str) -> None:
+def test_as_many_graphs_are_compiled_and_the_bits_are_the_same(backend):
     expected = train(backend, fullgraph=True)
     plain = graphs()
     torch._dynamo.reset()
@@ -73,7 +72,7 @@ def scaled(x: Tensor, y: Tensor) -> Tensor:
     return (x.sin() * y + 1).relu()
 
 
-def test_what_a_graph_gives_is_evicted_and_the_graph_is_called_again() -> None:
+def test_what_a_graph_gives_is_evicted_and_the_graph_is_called_again():
     function = torch.compile(scaled, backend="inductor")
     x, y = torch.linspace(-1, 1, 4096), torch.linspace(0, 2, 4096)
     expected = function(x, y)
@@ -88,7 +87,7 @@ def test_what_a_graph_gives_is_evicted_and_the_graph_is_called_again() -> None:
         assert torch.equal(function(total, y), function(x * 2, y))
 
 
-def test_random_numbers_of_a_graph_come_again() -> None:
+def test_random_numbers_of_a_graph_come_again():
     """Inductor draws one seed by an operator, and all others from that."""
     function = torch.compile(lambda x: nn.functional.dropout(x, 0.5) * 2, backend="inductor")
     torch.manual_seed(0)
@@ -124,9 +123,7 @@ def record(recorded: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["a GPT by blocks", "a GPT by blocks, one operator each", "a net that is one graph"],
 )
-def test_a_compiled_job_trains_in_half_of_its_activation_memory(
-    kind: type[Job], scale: float, recorded: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiled_job_trains_in_half_of_its_activation_memory(kind, scale, recorded, monkeypatch):
     """Also where graphs hold nearly all of that at a time."""
     record(recorded, monkeypatch)
     monkeypatch.setitem(JOBS, "compiled", kind)
@@ -137,7 +134,7 @@ def test_a_compiled_job_trains_in_half_of_its_activation_memory(
     assert run.rematerializations > 0
 
 
-def test_kernels_that_write_parts_of_one_buffer_are_repeated() -> None:
+def test_kernels_that_write_parts_of_one_buffer_are_repeated():
     def parts(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat([x.sin().mm(y), y.cos().mm(x) * 2], dim=1)
 
@@ -156,8 +153,8 @@ def test_kernels_that_write_parts_of_one_buffer_are_repeated() -> None:
 )
 @pytest.mark.parametrize("normalizes", [False, True])
 def test_saved_activations_and_gradients_of_a_graph_come_again(
-    budget: str, recorded: str, normalizes: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    budget, recorded, normalizes, monkeypatch
+):
     """Inductor has a backward graph put gradients where saved activations were. A gradient that is
     evicted is computed from the activations as they were. Batch norm has the graph overwrite what
     it reads, and cannot compute again."""
@@ -188,7 +185,7 @@ def test_saved_activations_and_gradients_of_a_graph_come_again(
         assert count > (0 if normalizes else 7)
 
 
-def test_a_graph_is_one_operator_again_when_the_limit_goes() -> None:
+def test_a_graph_is_one_operator_again_when_the_limit_goes():
     function = torch.compile(lambda x: (x @ x).sin() @ x, backend="inductor")
     x = torch.linspace(-1, 1, 64 * 64).view(64, 64)
     expected = function(x)
@@ -207,7 +204,7 @@ def test_a_graph_is_one_operator_again_when_the_limit_goes() -> None:
     assert torch.equal(function(x), expected)
 
 
-def test_a_cached_graph_has_nothing_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_graph_has_nothing_of_ours(monkeypatch):
     studied = []
     study = compiled._study
 
@@ -236,7 +233,7 @@ def scaling(name: str, by: Callable[[], int]) -> Callable[[Tensor], Tensor]:
     return torch.compile(lambda x: scale(x.sin()).relu() + 1, backend="inductor", fullgraph=True)
 
 
-def test_a_custom_operator_is_tried_inside_of_a_graph() -> None:
+def test_a_custom_operator_is_tried_inside_of_a_graph():
     """Which is one operator without a limit."""
     calls = 0
 
@@ -258,9 +255,7 @@ def test_a_custom_operator_is_tried_inside_of_a_graph() -> None:
         assert calls == 5 + 3 + 5
 
 
-def test_a_graph_is_not_repeated_if_an_operator_inside_is_not(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_graph_is_not_repeated_if_an_operator_inside_is_not(capfd):
     numbers = count()
     by_state = scaling("dtr_test::counted", lambda: next(numbers))
 
@@ -291,7 +286,7 @@ def test_a_graph_is_not_repeated_if_an_operator_inside_is_not(
     assert said.count("calls dtr_test.filled.default") == 1
 
 
-def test_an_optimizer_that_compiles_itself_takes_the_same_steps() -> None:
+def test_an_optimizer_that_compiles_itself_takes_the_same_steps():
     def run() -> list[Tensor]:
         torch.manual_seed(0)
         net = nn.Linear(16, 16)
@@ -309,7 +304,7 @@ def test_an_optimizer_that_compiles_itself_takes_the_same_steps() -> None:
         assert_equal(expected, run())
 
 
-def test_higher_order_operators_run() -> None:
+def test_higher_order_operators_run():
     """flex_attention and cond look for a Python kernel at every dispatch key."""
     from torch.nn.attention.flex_attention import flex_attention
 

@@ -66,9 +66,7 @@ READS = {
 
 @pytest.mark.parametrize("name", READS)
 @pytest.mark.parametrize("inference", [False, True])
-def test_integers_that_a_composite_operator_reads_are_brought_back(
-    name: str, inference: bool
-) -> None:
+def test_integers_that_a_composite_operator_reads_are_brought_back(name, inference):
     run = READS[name]
 
     def given() -> Tensor:
@@ -82,7 +80,7 @@ def test_integers_that_a_composite_operator_reads_are_brought_back(
 
 
 @pytest.mark.parametrize("way", ["no_grad", "grad", "forward_ad", "inference", "vmap"])
-def test_max_pool1d_reads_what_was_evicted(way: str) -> None:
+def test_max_pool1d_reads_what_was_evicted(way):
     """Where no gradient is wanted its kernel reads its argument past the recorder."""
 
     def run() -> Tensor:
@@ -108,7 +106,7 @@ def test_max_pool1d_reads_what_was_evicted(way: str) -> None:
                 assert torch.equal(evicted(got), expected)
 
 
-def test_what_a_composite_operator_reads_stays_while_it_runs() -> None:
+def test_what_a_composite_operator_reads_stays_while_it_runs():
     """It keeps the address, and its own allocations must not evict what lies there."""
     steps = 256
 
@@ -126,7 +124,7 @@ def test_what_a_composite_operator_reads_stays_while_it_runs() -> None:
         assert dtr_alloc.stats()["evictions"] > 0
 
 
-def test_a_sobol_state_that_is_overwritten_is_a_new_version() -> None:
+def test_a_sobol_state_that_is_overwritten_is_a_new_version():
 
     def run() -> tuple[Tensor, Tensor]:
         engine = torch.quasirandom.SobolEngine(200, scramble=True, seed=1)

@@ -16,7 +16,7 @@ from bench.conformance.report import markdown, summary
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def test_other_bits_are_found() -> None:
+def test_other_bits_are_found():
     """A function that draws anew each time it runs, and says that it does not."""
     from dtr_alloc import run_as_operator
 
@@ -30,7 +30,7 @@ def test_other_bits_are_found() -> None:
     assert "came back with other bits" in report["wrong"][0]
 
 
-def test_a_case_that_ends_its_process_is_named_and_the_others_go_on() -> None:
+def test_a_case_that_ends_its_process_is_named_and_the_others_go_on():
     child = """
 import json, os, sys
 first = int(sys.argv[1])

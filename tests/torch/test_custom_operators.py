@@ -69,9 +69,7 @@ def gelu_of(library: Library) -> Callable[..., Tensor]:
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
-def test_sparse_arguments_and_results_are_tried_as_what_they_are_made_of(
-    library: Library, layout: torch.layout
-) -> None:
+def test_sparse_arguments_and_results_are_tried_as_what_they_are_made_of(library, layout):
     def doubled(x: Tensor) -> Tensor:
         library.calls += 1
         return (x.to_dense() * 2).to_sparse(layout=layout)
@@ -87,9 +85,7 @@ def test_sparse_arguments_and_results_are_tried_as_what_they_are_made_of(
 
 
 @pytest.mark.parametrize("make", [torch.library.custom_op, torch.library.triton_op])
-def test_a_kernel_that_is_launched_on_addresses_repeats_as_any_other(
-    library: Library, make: Callable[..., Callable[..., Callable[..., Tensor]]]
-) -> None:
+def test_a_kernel_that_is_launched_on_addresses_repeats_as_any_other(library, make):
     """As Triton's are. Whoever asked for one kept its tensor where it was, for good."""
 
     def copied(x: Tensor) -> Tensor:
@@ -112,12 +108,12 @@ def test_a_kernel_that_is_launched_on_addresses_repeats_as_any_other(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not here")
-def test_kernels_of_triton_repeat() -> None:
+def test_kernels_of_triton_repeat():
     job = Path(__file__).with_name("triton_job.py")
     assert python(job, TRITON_INTERPRET="1").stdout == "done\n"
 
 
-def test_an_array_may_outlive_the_operator_that_made_it(library: Library) -> None:
+def test_an_array_may_outlive_the_operator_that_made_it(library):
     arrays = []
 
     def summed(x: Tensor) -> Tensor:
@@ -132,7 +128,7 @@ def test_an_array_may_outlive_the_operator_that_made_it(library: Library) -> Non
     arrays.clear()  # the operator's function stays as long as the process
 
 
-def test_what_repeats_runs_twice_three_times_and_can_be_evicted(library: Library) -> None:
+def test_what_repeats_runs_twice_three_times_and_can_be_evicted(library):
     gelu = gelu_of(library)
     x = torch.linspace(-3, 3, 1000)
     expected = torch.nn.functional.gelu(x) * 2
@@ -144,7 +140,7 @@ def test_what_repeats_runs_twice_three_times_and_can_be_evicted(library: Library
         assert library.calls == 3 * TRIALS + 4
 
 
-def test_other_values_of_other_arguments_are_tried_anew(library: Library) -> None:
+def test_other_values_of_other_arguments_are_tried_anew(library):
     gelu = gelu_of(library)
     x = torch.linspace(-3, 3, 1000)
     with checked_session():
@@ -154,7 +150,7 @@ def test_other_values_of_other_arguments_are_tried_anew(library: Library) -> Non
     assert library.calls == 2 * (2 * TRIALS + 1)
 
 
-def test_what_draws_from_a_generator_of_pytorch_draws_the_same_again(library: Library) -> None:
+def test_what_draws_from_a_generator_of_pytorch_draws_the_same_again(library):
     def noisy(x: Tensor) -> Tensor:
         return x + torch.rand_like(x) + torch.randn(x.shape)
 
@@ -210,14 +206,8 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_what_does_not_repeat_is_found_out_at_once_and_runs_twice_at_most_once(
-    library: Library,
-    function: Callable[[Library, Tensor], Tensor],
-    calls: int,
-    values: list[int],
-    said: str,
-    one_rank: None,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    library, function, calls, values, said, one_rank, capfd
+):
     def called(x: Tensor) -> Tensor:
         library.calls += 1
         return function(library, x)
@@ -233,7 +223,7 @@ def test_what_does_not_repeat_is_found_out_at_once_and_runs_twice_at_most_once(
     assert f'dtr_alloc.trust("{library.namespace}::called")' in told
 
 
-def test_what_gives_the_same_memory_each_time_is_no_result_of_its_own(library: Library) -> None:
+def test_what_gives_the_same_memory_each_time_is_no_result_of_its_own(library):
     buffer = torch.zeros(1000)
 
     def reuse(x: Tensor) -> Tensor:
@@ -249,9 +239,7 @@ def test_what_gives_the_same_memory_each_time_is_no_result_of_its_own(library: L
         assert torch.equal(result, torch.ones(1000))
 
 
-def test_what_gives_an_earlier_result_again_later_is_found_and_kept(
-    library: Library, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_gives_an_earlier_result_again_later_is_found_and_kept(library, capfd):
     operator, buffer = doubling(library, 2 * TRIALS)
     x = torch.linspace(-1, 1, 1000)
     with checked_session():
@@ -268,7 +256,7 @@ def test_what_gives_an_earlier_result_again_later_is_found_and_kept(
     buffer.clear()
 
 
-def test_a_result_that_an_operator_keeps_when_it_runs_again_is_a_copy(library: Library) -> None:
+def test_a_result_that_an_operator_keeps_when_it_runs_again_is_a_copy(library):
     kept: list[Tensor] = []
     keeps = False
 
@@ -290,9 +278,7 @@ def test_a_result_that_an_operator_keeps_when_it_runs_again_is_a_copy(library: L
         kept.clear()  # the operator stays, and with it what it holds
 
 
-def test_a_result_that_an_operator_keeps_may_be_written_to_later_and_is_kept(
-    library: Library,
-) -> None:
+def test_a_result_that_an_operator_keeps_may_be_written_to_later_and_is_kept(library):
     operator, buffer = doubling(library, 2 * TRIALS + 1)
     x = torch.linspace(-1, 1, 1000)
     with checked_session():
@@ -308,8 +294,8 @@ def test_a_result_that_an_operator_keeps_may_be_written_to_later_and_is_kept(
 
 @pytest.mark.parametrize("budget", [400_000, 700_000, 1_000_000, 1_500_000])
 def test_a_buffer_that_an_operator_begins_to_use_while_it_runs_again_is_no_null_pointer(
-    library: Library, budget: int
-) -> None:
+    library, budget
+):
     operator, buffer = doubling(library, 20)
 
     def run() -> list[float]:
@@ -334,7 +320,7 @@ def test_a_buffer_that_an_operator_begins_to_use_while_it_runs_again_is_no_null_
     buffer.clear()
 
 
-def test_an_interrupt_in_a_trial_is_the_jobs(library: Library) -> None:
+def test_an_interrupt_in_a_trial_is_the_jobs(library):
     def double(x: Tensor) -> Tensor:
         library.calls += 1
         if library.calls == 2:
@@ -349,7 +335,7 @@ def test_an_interrupt_in_a_trial_is_the_jobs(library: Library) -> None:
         assert torch.equal(evicted(result), torch.full((1000,), 2.0))
 
 
-def test_a_trial_without_memory_for_it_shows_nothing(library: Library) -> None:
+def test_a_trial_without_memory_for_it_shows_nothing(library):
     def double(x: Tensor) -> Tensor:
         library.calls += 1
         return x * 2
@@ -368,7 +354,7 @@ def test_a_trial_without_memory_for_it_shows_nothing(library: Library) -> None:
         assert torch.equal(evicted(result), torch.full((elements,), 2.0))
 
 
-def test_what_is_trusted_is_not_tried(library: Library) -> None:
+def test_what_is_trusted_is_not_tried(library):
     gelu = gelu_of(library)
     dtr_alloc.trust(f"{library.namespace}::gelu")
     x = torch.linspace(-3, 3, 1000)
@@ -382,7 +368,7 @@ def test_what_is_trusted_is_not_tried(library: Library) -> None:
         assert not dtr_alloc.evict(gelu(x, 2.0))
 
 
-def test_the_setting_holds_for_its_session(library: Library) -> None:
+def test_the_setting_holds_for_its_session(library):
     gelu = gelu_of(library)
     x = torch.linspace(-3, 3, 1000)
     with dtr_alloc.session(budget="unlimited", device="cpu", trust=library.namespace):
@@ -393,7 +379,7 @@ def test_the_setting_holds_for_its_session(library: Library) -> None:
     assert library.calls == 3
 
 
-def test_what_overwrites_as_its_schema_says_is_repeated_if_it_is_trusted(library: Library) -> None:
+def test_what_overwrites_as_its_schema_says_is_repeated_if_it_is_trusted(library):
     def add_one(x: Tensor) -> None:
         x.add_(1)
 
@@ -410,7 +396,7 @@ def test_what_overwrites_as_its_schema_says_is_repeated_if_it_is_trusted(library
         assert torch.equal(evicted(run()), torch.full((1000,), 2.0))
 
 
-def test_an_operator_of_pytorch_can_be_distrusted() -> None:
+def test_an_operator_of_pytorch_can_be_distrusted():
     x = torch.linspace(-3, 3, 1000)
     try:
         with checked_session():
@@ -422,7 +408,7 @@ def test_an_operator_of_pytorch_can_be_distrusted() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a::", "a::b::c", "a.b", 3])
-def test_a_wrong_name_is_an_error(name: object) -> None:
+def test_a_wrong_name_is_an_error(name):
     for say in (dtr_alloc.trust, dtr_alloc.distrust):
         with pytest.raises(dtr_alloc.ConfigError, match="a namespace, such as flash_attn"):
             say(name)  # type: ignore[arg-type]

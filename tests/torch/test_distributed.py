@@ -373,9 +373,7 @@ def test_their_rules_say_what_they_write():
 
 
 @pytest.mark.parametrize("command", [["-m"], ["-m", "dtr_alloc.cli", "run", "-m"]])
-def test_what_starts_the_ranks_has_no_budget_and_none_of_their_files(
-    tmp_path: Path, command: list[str]
-) -> None:
+def test_what_starts_the_ranks_has_no_budget_and_none_of_their_files(tmp_path, command):
     (tmp_path / "job.py").write_text("import torch\n(torch.ones(1000) * 2).sum().item()\n")
     files = {"stats": "stats-{rank}.json", "costs": "costs-{rank}.json", "log": "job-{rank}.log"}
     line = [*command, "torch.distributed.run", "--nproc-per-node", "2", "job.py"]

@@ -2,8 +2,6 @@
 key itself: both doors lead to the same capture. (A mode changes what autograd does, so operators
 are compared without it.)"""
 
-from pathlib import Path
-
 import pytest
 import torch
 from harness import checked_session, evicted, told_by
@@ -57,9 +55,7 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("name", JOBS)
-def test_both_doors_give_the_same_bits_and_record_the_same_operators(
-    name: str, tmp_path: Path
-) -> None:
+def test_both_doors_give_the_same_bits_and_record_the_same_operators(name, tmp_path):
     key, mode = (told_by(CHILD, door, name, tmp_path / f"{door}.log") for door in ("key", "mode"))
     assert (key["by_mode"], mode["by_mode"]) == (False, True)
     for found in (key, mode):
@@ -69,7 +65,7 @@ def test_both_doors_give_the_same_bits_and_record_the_same_operators(
     assert mode["operators"] == key["operators"]
 
 
-def test_what_a_mode_or_a_subclass_hands_on_comes_by() -> None:
+def test_what_a_mode_or_a_subclass_hands_on_comes_by():
     x = torch.arange(1000.0)
     with checked_session():
         with FlopCounterMode(display=False):

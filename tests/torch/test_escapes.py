@@ -185,7 +185,7 @@ def keep(tensor: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("read", [*POINTERS, *READS])
 @pytest.mark.parametrize("of", TENSORS)
-def test_reading_an_evicted_tensor_gives_its_values(of: str, read: str):
+def test_reading_an_evicted_tensor_gives_its_values(of, read):
     escape = (POINTERS | READS)[read]
     expected = escape(TENSORS[of](keep).detach())
     with checked_session():
@@ -200,7 +200,7 @@ def test_reading_an_evicted_tensor_gives_its_values(of: str, read: str):
 
 
 @pytest.mark.parametrize("of", TENSORS)
-def test_writing_through_an_escaped_pointer_is_kept(of: str):
+def test_writing_through_an_escaped_pointer_is_kept(of):
     with checked_session():
         tensor = TENSORS[of](evicted).detach()
         array = tensor.numpy()
@@ -224,9 +224,7 @@ def test_writing_through_an_escaped_pointer_is_kept(of: str):
     ],
     ids=["apply_", "map_", "map2_", "base __setitem__", "copy_", "fill_", "__setitem__"],
 )
-def test_what_writes_past_the_dispatcher_leaves_what_was_computed_before(
-    write: Callable[[Tensor], Any],
-):
+def test_what_writes_past_the_dispatcher_leaves_what_was_computed_before(write):
     expected = source() * 2
     write(expected)
     with checked_session():
@@ -338,7 +336,7 @@ def test_memory_that_onednn_took_goes_back_to_whoever_gave_it():
     ids=["from_dlpack", "to_dlpack"],
 )
 def test_where_writes_go_unnoticed_what_depends_on_shared_memory_is_computed_first(
-    share: Callable[[Tensor], Any], monkeypatch: pytest.MonkeyPatch
+    share, monkeypatch
 ):
     """As on CUDA, where no checksum tells that others wrote: played on the CPU."""
     with checked_session():
@@ -407,7 +405,7 @@ def members() -> list[dict[str, Any]]:
     return [dict(vars(base)) for base in (Base, StorageBase)]
 
 
-def test_a_lookup_that_python_remembers_meets_the_guard_and_then_the_method() -> None:
+def test_a_lookup_that_python_remembers_meets_the_guard_and_then_the_method():
     """The interpreter writes what it has found into the code that looks it up."""
 
     def ask(tensor: Tensor) -> int:
@@ -425,7 +423,7 @@ def test_a_lookup_that_python_remembers_meets_the_guard_and_then_the_method() ->
     assert type(Base.data_ptr) is type(Base.add)
 
 
-def test_what_is_not_guarded_stays_as_it_was() -> None:
+def test_what_is_not_guarded_stays_as_it_was():
     before = members()
     with checked_session():
         changed = {
@@ -444,9 +442,7 @@ def test_what_is_not_guarded_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])
-def test_guards_whose_placing_or_removal_is_interrupted_are_all_removed(
-    done: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guards_whose_placing_or_removal_is_interrupted_are_all_removed(done, monkeypatch):
     before = members()
     with checked_session():
         pass
@@ -497,14 +493,14 @@ def walk(state: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("state", ["evicted", "lost"])
-def test_no_attribute_of_a_tensor_without_content_ends_the_process(state: str) -> None:
+def test_no_attribute_of_a_tensor_without_content_ends_the_process(state):
     """Of a tensor, its storage, and the types of C++ that these come from."""
     outcomes = walk(state)
     assert len(outcomes) > 6000
     assert {name: text for name, text in outcomes.items() if text.startswith("ends")} == {}
 
 
-def test_every_attribute_of_an_evicted_tensor_gives_what_it_gives_without_us() -> None:
+def test_every_attribute_of_an_evicted_tensor_gives_what_it_gives_without_us():
     expected, outcomes = walk("plain"), walk("evicted")
     compared = 0
     for name, text in expected.items():

@@ -71,7 +71,7 @@ builtins.late = Late()
 @pytest.mark.parametrize(
     "code", [IN_A_HANDLER, IN_A_DAEMON_THREAD, IN_DEL], ids=["atexit", "daemon_thread", "del"]
 )
-def test_operators_run_while_the_interpreter_ends(code: str) -> None:
+def test_operators_run_while_the_interpreter_ends(code):
     done = python("-c", SETUP + code)
     assert done.stderr == ""
     y, x = map(float, done.stdout.split())
@@ -102,5 +102,5 @@ except ValueError:
 """
 
 
-def test_a_gradient_may_outlive_the_interpreter() -> None:
+def test_a_gradient_may_outlive_the_interpreter():
     assert python("-c", SETUP + OUTLIVED).stderr == ""

@@ -78,7 +78,7 @@ def train(extension: ModuleType, steps: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("first", ["the session", "the extension"])
-def test_what_it_reads_is_there_and_the_bits_are_the_same(library: Path, first: str) -> None:
+def test_what_it_reads_is_there_and_the_bits_are_the_same(library, first):
     if first == "the extension":
         extension = imported(library)
     with dtr_alloc.session(budget=17 * MIB, device="cpu"):
@@ -90,7 +90,7 @@ def test_what_it_reads_is_there_and_the_bits_are_the_same(library: Path, first: 
     assert all(map(torch.equal, trained, train(extension, 4)))
 
 
-def test_what_it_makes_stays_until_it_returns(library: Path) -> None:
+def test_what_it_makes_stays_until_it_returns(library):
     extension = imported(library)
     x = torch.full((512, 512), 2.0)
     with dtr_alloc.session(budget=12 * MIB, device="cpu"):
@@ -119,9 +119,7 @@ def test_what_it_makes_stays_until_it_returns(library: Path) -> None:
 
 @pytest.mark.parametrize("trust", [(), ("raw_square",)])
 @pytest.mark.parametrize("notices", [True, False])
-def test_what_it_overwrites_is_known(
-    library: Path, monkeypatch: pytest.MonkeyPatch, notices: bool, trust: tuple[str, ...]
-) -> None:
+def test_what_it_overwrites_is_known(library, monkeypatch, notices, trust):
     with dtr_alloc.session(budget=64 * MIB, device="cpu", trust=trust):
         extension = imported(library)
         monkeypatch.setattr(dtr_alloc.torch.api.active(), "notices_writes", notices)
@@ -145,12 +143,7 @@ def test_what_it_overwrites_is_known(
 
 
 @pytest.mark.parametrize("notices", [True, False])
-def test_it_is_said_once_that_what_it_writes_is_kept(
-    library: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    notices: bool,
-) -> None:
+def test_it_is_said_once_that_what_it_writes_is_kept(library, monkeypatch, capsys, notices):
     def said(word: Callable[[str], None] | None, *, of_operators: bool = False) -> list[str]:
         extension = imported(library)
         with dtr_alloc.session(budget=64 * MIB, device="cpu"):
@@ -174,7 +167,7 @@ def test_it_is_said_once_that_what_it_writes_is_kept(
         custom_operators._declared.pop("raw_square::square", None)
 
 
-def test_a_compiled_function_may_call_it(library: Path) -> None:
+def test_a_compiled_function_may_call_it(library):
     torch._dynamo.reset()
     x = torch.rand(256, 256)
     with dtr_alloc.session(budget=64 * MIB, device="cpu"):
@@ -190,7 +183,7 @@ def test_a_compiled_function_may_call_it(library: Path) -> None:
         assert torch.equal(compiled(evicted), function(x + 1))
 
 
-def test_what_inductor_compiled_is_no_extension() -> None:
+def test_what_inductor_compiled_is_no_extension():
     torch._dynamo.reset()
     x = torch.rand(64, 64)
     with dtr_alloc.session(budget=64 * MIB, device="cpu"):
@@ -207,7 +200,7 @@ def test_what_inductor_compiled_is_no_extension() -> None:
         assert all(kernel.__self__ in libraries for kernel in kernels)
 
 
-def test_whoever_has_a_function_has_it_guarded(library: Path) -> None:
+def test_whoever_has_a_function_has_it_guarded(library):
     functions = {"square": imported(library).square}
     counts = set()
     for _ in range(2):
@@ -221,7 +214,7 @@ def test_whoever_has_a_function_has_it_guarded(library: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["first", "as_pybind11s", "static_first"])
-def test_its_methods_find_their_arguments_in_memory(library: Path, name: str) -> None:
+def test_its_methods_find_their_arguments_in_memory(library, name):
     extension = imported(library)
     plain = vars(extension.Reader)[name]
     with dtr_alloc.session(budget=64 * MIB, device="cpu"):
@@ -232,7 +225,7 @@ def test_its_methods_find_their_arguments_in_memory(library: Path, name: str) ->
 
 
 @pytest.mark.parametrize("wrong", [(torch.ones(2),), (torch.ones(2), None)])
-def test_its_errors_are_its_own_and_nothing_stays_pinned(library: Path, wrong: Any) -> None:
+def test_its_errors_are_its_own_and_nothing_stays_pinned(library, wrong):
     with dtr_alloc.session(budget=64 * MIB, device="cpu"):
         extension = imported(library)
         x = torch.ones(512, 512) * 2

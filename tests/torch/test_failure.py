@@ -28,7 +28,7 @@ def assert_unlocked(*tensors: Tensor) -> None:
     dtr_alloc.check_invariants()
 
 
-def test_an_operator_that_raises_unlocks_its_inputs() -> None:
+def test_an_operator_that_raises_unlocks_its_inputs():
     with checked_session():
         left, right = evicted(recomputable()), evicted(recomputable(3.0))
         with pytest.raises(RuntimeError, match="shapes"):
@@ -36,7 +36,7 @@ def test_an_operator_that_raises_unlocks_its_inputs() -> None:
         assert_unlocked(left, right)
 
 
-def test_an_in_place_operator_that_raises_leaves_a_constant_with_its_content() -> None:
+def test_an_in_place_operator_that_raises_leaves_a_constant_with_its_content():
     """It may have written: what is there now is the content, and cannot be recomputed."""
     with checked_session():
         x = recomputable()
@@ -47,7 +47,7 @@ def test_an_in_place_operator_that_raises_leaves_a_constant_with_its_content() -
         assert not dtr_alloc.evict(x)
 
 
-def test_an_exception_in_a_hook_ends_the_backward_and_no_more() -> None:
+def test_an_exception_in_a_hook_ends_the_backward_and_no_more():
     def gradients(fail_first: bool) -> list[Tensor]:
         torch.manual_seed(0)
         model = nn.Sequential(*[nn.Linear(64, 64) for _ in range(6)])
@@ -72,7 +72,7 @@ def test_an_exception_in_a_hook_ends_the_backward_and_no_more() -> None:
     assert_equal(expected, got)
 
 
-def test_a_rematerialization_that_fails_can_be_tried_again() -> None:
+def test_a_rematerialization_that_fails_can_be_tried_again():
     """The third operator of five may not run again; the tensor comes back at the next try."""
     with checked_session():
         x = recomputable()
@@ -91,14 +91,14 @@ def test_a_rematerialization_that_fails_can_be_tried_again() -> None:
         assert_unlocked(*links[1:])
 
 
-def test_a_session_ends_whatever_may_run_again() -> None:
+def test_a_session_ends_whatever_may_run_again():
     with checked_session():
         x = evicted(recomputable())
         dtr_alloc.limit_rematerializations(0)
     assert torch.equal(x, recomputable())
 
 
-def test_an_interrupt_while_a_session_brings_all_back_loses_nothing() -> None:
+def test_an_interrupt_while_a_session_brings_all_back_loses_nothing():
     interrupts = False
 
     def scaled(x: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def test_an_interrupt_while_a_session_brings_all_back_loses_nothing() -> None:
     assert torch.equal(y, x * 2)
 
 
-def test_an_operator_that_fails_when_its_session_ends_loses_its_result_alone() -> None:
+def test_an_operator_that_fails_when_its_session_ends_loses_its_result_alone():
     fails = False
 
     def scaled(x: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ def test_an_operator_that_fails_when_its_session_ends_loses_its_result_alone() -
         y.sum()
 
 
-def test_out_of_memory_names_what_fills_the_budget() -> None:
+def test_out_of_memory_names_what_fills_the_budget():
     with checked_session("4MiB"):
         kept = [torch.arange(65536, dtype=torch.float32).cos() for _ in range(8)]
         for tensor in kept:
@@ -171,7 +171,7 @@ def joined() -> None:
     del beside
 
 
-def test_the_budget_that_an_error_names_is_enough_and_no_more_than_all_of_it_takes() -> None:
+def test_the_budget_that_an_error_names_is_enough_and_no_more_than_all_of_it_takes():
     requested, advice = out_of_memory(joined, "9MiB").splitlines()[:2]
     assert "requested 6.0 MiB" in requested
     needed = re.search(r"needs a budget of at least .* \((\d+) bytes\)", advice)
@@ -182,7 +182,7 @@ def test_the_budget_that_an_error_names_is_enough_and_no_more_than_all_of_it_tak
     assert not out_of_memory(joined, f"{enough[1]}MiB")
 
 
-def test_no_budget_is_named_for_what_is_not_recorded_any_more() -> None:
+def test_no_budget_is_named_for_what_is_not_recorded_any_more():
     """Steps in which nothing is evicted are recorded until they are known."""
     x = torch.rand(64, 64, requires_grad=True)
     with checked_session("9MiB"):
@@ -194,7 +194,7 @@ def test_no_budget_is_named_for_what_is_not_recorded_any_more() -> None:
         assert "would do" not in str(raised.value)
 
 
-def test_swapping_is_suggested_where_results_that_are_kept_fill_the_memory() -> None:
+def test_swapping_is_suggested_where_results_that_are_kept_fill_the_memory():
     def collected() -> None:
         kept = []
         for _ in range(8):
@@ -207,7 +207,7 @@ def test_swapping_is_suggested_where_results_that_are_kept_fill_the_memory() -> 
     assert not out_of_memory(collected, "6MiB", found[1])
 
 
-def test_it_is_said_where_parameters_alone_fill_the_budget() -> None:
+def test_it_is_said_where_parameters_alone_fill_the_budget():
     def layer() -> None:
         model = torch.nn.Linear(1024, 1024)
         model(torch.ones(1, 1024))
@@ -222,7 +222,7 @@ def test_it_is_said_where_parameters_alone_fill_the_budget() -> None:
     assert "Parameters alone" not in out_of_memory(too_much, "5MiB")
 
 
-def test_a_session_may_end_inside_a_dispatch_mode() -> None:
+def test_a_session_may_end_inside_a_dispatch_mode():
     """The capture is no mode, so it does not matter which were entered since."""
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -234,7 +234,7 @@ def test_a_session_may_end_inside_a_dispatch_mode() -> None:
     assert x[1] == 2
 
 
-def test_a_thread_that_outlives_the_session_is_no_longer_recorded() -> None:
+def test_a_thread_that_outlives_the_session_is_no_longer_recorded():
     gc.collect()  # what failed in other tests may have left cycles that hold tensors
     go_on, made = threading.Event(), threading.Event()
     results = []
@@ -255,7 +255,7 @@ def test_a_thread_that_outlives_the_session_is_no_longer_recorded() -> None:
     assert dtr_alloc.stats()["live_records"] == 0
 
 
-def test_an_in_place_operator_that_waits_for_an_input_stays_recomputable() -> None:
+def test_an_in_place_operator_that_waits_for_an_input_stays_recomputable():
     """What it overwrites is not taken for half written while the other input comes back."""
     with checked_session():
         x, y = recomputable(), evicted(recomputable(3.0))
@@ -265,9 +265,7 @@ def test_an_in_place_operator_that_waits_for_an_input_stays_recomputable() -> No
         assert x.tolist() == expected
 
 
-def test_verify_names_the_operator_that_does_not_repeat_itself(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
+def test_verify_names_the_operator_that_does_not_repeat_itself(monkeypatch, request):
     monkeypatch.setenv("DTR_ALLOC_DEBUG", "verify:1")
     runs = [0.0]
 

@@ -46,15 +46,9 @@ PARTS: dict[str, tuple[tuple[int, ...], Fill]] = {
     ),
     "results": (
         (4, 64),
-        lambda b: (
-            torch.add(source(2, 64), 1, out=b[:2]),
-            torch.mul(source(2, 64), 3, out=b[2:]),
-        ),
+        lambda b: (torch.add(source(2, 64), 1, out=b[:2]), torch.mul(source(2, 64), 3, out=b[2:])),
     ),
-    "flat": (
-        (8, 16),
-        lambda b: (b[:4].copy_(source(4, 16)), b.view(-1)[64:].copy_(source(64))),
-    ),
+    "flat": ((8, 16), lambda b: (b[:4].copy_(source(4, 16)), b.view(-1)[64:].copy_(source(64)))),
     "a written part is read": (
         (4, 64),
         lambda b: (
@@ -93,7 +87,7 @@ FILLED: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", FILLED)
-def test_what_is_written_in_full_is_evicted_and_comes_back(name: str) -> None:
+def test_what_is_written_in_full_is_evicted_and_comes_back(name):
     expected = FILLED[name]()
     with checked_session():
         tensor = evicted(FILLED[name]())
@@ -103,7 +97,7 @@ def test_what_is_written_in_full_is_evicted_and_comes_back(name: str) -> None:
         assert torch.equal(again, expected * 2)
 
 
-def test_the_noise_of_rrelu_is_evicted_and_comes_back() -> None:
+def test_the_noise_of_rrelu_is_evicted_and_comes_back():
     def train() -> tuple[Tensor, Tensor]:
         torch.manual_seed(0)
         noise = torch.empty(256)
@@ -114,7 +108,7 @@ def test_the_noise_of_rrelu_is_evicted_and_comes_back() -> None:
         assert_equal(expected, map(evicted, train()))
 
 
-def test_the_noise_of_rrelu_keeps_its_bits_in_evaluation() -> None:
+def test_the_noise_of_rrelu_keeps_its_bits_in_evaluation():
     with checked_session():
         noise = source(256)
         result = torch.ops.aten.rrelu_with_noise(source(256), noise, 0.1, 0.3, False)
@@ -127,16 +121,12 @@ KEPT: dict[str, Fill] = {
     "a gap is left": lambda b: b[5:].fill_(1),
     "read before": lambda b: (b[:4].fill_(1), b[3:5] * 2, b[4:].fill_(2)),
     "changed before": lambda b: (b[:4].fill_(1), b[4:].mul_(0)),
-    "what was not written is copied": lambda b: (
-        b[:4].fill_(1),
-        b[0].copy_(b[7]),
-        b[4:].fill_(1),
-    ),
+    "what was not written is copied": lambda b: (b[:4].fill_(1), b[0].copy_(b[7]), b[4:].fill_(1)),
 }
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_was_not_written_in_full_is_kept(name: str) -> None:
+def test_what_was_not_written_in_full_is_kept(name):
     with checked_session():
         buffer = filled((8, 16), KEPT[name])
         assert not dtr_alloc.evict(buffer)
@@ -144,7 +134,7 @@ def test_what_was_not_written_in_full_is_kept(name: str) -> None:
         assert torch.equal(evicted(buffer * 2), held * 2)
 
 
-def test_what_is_filled_in_many_parts_is_kept_and_leaves_no_records() -> None:
+def test_what_is_filled_in_many_parts_is_kept_and_leaves_no_records():
     with checked_session():
         buffer = dirty(1000, 16)
         before = dtr_alloc.stats()["live_ops"]
@@ -154,7 +144,7 @@ def test_what_is_filled_in_many_parts_is_kept_and_leaves_no_records() -> None:
         assert torch.equal(buffer[:, 3], torch.arange(1000.0))
 
 
-def test_a_part_that_a_pointer_filled_stays() -> None:
+def test_a_part_that_a_pointer_filled_stays():
     from torch._C import _data_address
 
     with checked_session():
@@ -168,7 +158,7 @@ def test_a_part_that_a_pointer_filled_stays() -> None:
         assert torch.equal(buffer[:400], source(400))
 
 
-def test_one_that_was_pinned_or_given_away_is_kept() -> None:
+def test_one_that_was_pinned_or_given_away_is_kept():
     with checked_session():
         buffer = dirty(8, 16)
         buffer[:4].fill_(1)
@@ -178,7 +168,7 @@ def test_one_that_was_pinned_or_given_away_is_kept() -> None:
         assert (array[4:] == 2).all()
 
 
-def test_what_it_was_filled_from_may_die() -> None:
+def test_what_it_was_filled_from_may_die():
     """What nothing can compute again ends the account, as it ends that of every result."""
     with checked_session():
         constant = torch.from_numpy(source(64).numpy().copy())

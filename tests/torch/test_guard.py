@@ -40,7 +40,7 @@ def run(script: str, **options: Any) -> subprocess.CompletedProcess[str]:
     ids=["evicted", "recomputed", "dead"],
 )
 @pytest.mark.parametrize("use", ["kept[0]", "kept[0] = 7"], ids=["read", "written"])
-def test_a_kept_pointer_ends_the_process_with_a_line_that_says_so(leaves: str, use: str):
+def test_a_kept_pointer_ends_the_process_with_a_line_that_says_so(leaves, use):
     done = run(f"{leaves}\nprint('left', flush=True)\n{use}\nprint('behind')\n", status=-11)
     assert done.stdout.splitlines() == ["3.0", "left"]
     assert "dtr_alloc: memory was used by a pointer that was kept" in done.stderr

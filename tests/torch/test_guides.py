@@ -67,7 +67,7 @@ def commands(page: str) -> list[str]:
     return [line for block in blocks for line in COMMAND.findall(block)]
 
 
-def test_every_page_with_commands_is_read() -> None:
+def test_every_page_with_commands_is_read():
     pages = [path for part in ("start", "guides") for path in sorted((DOCS / part).glob("*.md"))]
     names = [str(path.relative_to(DOCS)) for path in pages]
     read = {page for reading in READINGS for page in reading}
@@ -76,9 +76,7 @@ def test_every_page_with_commands_is_read() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("reading", READINGS, ids=lambda pages: Path(pages[0]).stem)
-def test_the_commands_of_guides(
-    reading: tuple[str, ...], tmp_path: Path, subtests: pytest.Subtests
-) -> None:
+def test_the_commands_of_guides(reading, tmp_path, subtests):
     """As a reader would, in a shell. A command that is skipped says why."""
     programs = {"dtr-alloc": "dtr_alloc.cli", "torchrun": "torch.distributed.run", "python": ""}
     (tmp_path / "bin").mkdir()
@@ -106,7 +104,7 @@ def test_the_commands_of_guides(
                 subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, check=True)
 
 
-def test_the_notebook() -> None:
+def test_the_notebook():
     """Its cells, one after the other. Those that end with a value show one that was kept."""
     cells = json.loads((DOCS / "guides/notebook.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]

@@ -8,7 +8,7 @@ import dtr_alloc
 from dtr_alloc.integrations.job import BudgetedJob
 
 
-def test_its_own_session_ends_also_if_training_raises() -> None:
+def test_its_own_session_ends_also_if_training_raises():
     job = BudgetedJob("8MiB", device="cpu")
     assert dtr_alloc.stats()["budget_bytes"] == 8 << 20
     with pytest.raises(LookupError), job:
@@ -20,7 +20,7 @@ def test_its_own_session_ends_also_if_training_raises() -> None:
     assert not dtr_alloc.is_enabled()
 
 
-def test_its_figures_can_be_read_after_it_has_ended() -> None:
+def test_its_figures_can_be_read_after_it_has_ended():
     with BudgetedJob("8MiB", device="cpu") as job:
         tensors = [torch.ones(1 << 18) * n for n in range(12)]
     stats = dtr_alloc.stats()
@@ -30,7 +30,7 @@ def test_its_figures_can_be_read_after_it_has_ended() -> None:
     assert "8.00 MiB" in job.report()
 
 
-def test_a_session_of_others_goes_on() -> None:
+def test_a_session_of_others_goes_on():
     job = BudgetedJob()
     with pytest.raises(dtr_alloc.StateError, match="no session is on"):
         job.begin()
@@ -42,7 +42,7 @@ def test_a_session_of_others_goes_on() -> None:
             BudgetedJob("4MiB", device="cpu")
 
 
-def test_scalars_are_of_the_steps_since_the_call_before() -> None:
+def test_scalars_are_of_the_steps_since_the_call_before():
     with BudgetedJob("unlimited", device="cpu") as job:
         x = torch.ones(1 << 18) * 2
         job.begin(step=10)

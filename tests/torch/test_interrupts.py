@@ -3,7 +3,6 @@
 import _thread
 import random
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,7 @@ HERE = Path(__file__).parent
         *(pytest.param(name, 0.1, marks=pytest.mark.long) for name in jobs.JOBS),
     ],
 )
-def test_a_job_goes_on_after_interrupts_at_some_places(
-    names: str, share: float, tmp_path: Path
-) -> None:
+def test_a_job_goes_on_after_interrupts_at_some_places(names, share, tmp_path):
     """At all of them: ``make interrupts``."""
     python(HERE / "interrupted_jobs.py", names, share, tmp_path)
 
@@ -67,7 +64,7 @@ def interrupted_by_signals(turns: int) -> int:
 
 
 @pytest.mark.parametrize("turns", [4, pytest.param(500, marks=pytest.mark.long)])
-def test_a_job_goes_on_after_signals(turns: int) -> None:
+def test_a_job_goes_on_after_signals(turns):
     done = call(interrupted_by_signals, turns)
     assert done.stderr == ""
     assert int(done.stdout) == turns
@@ -76,7 +73,7 @@ def test_a_job_goes_on_after_signals(turns: int) -> None:
 # ---- one fault each ----
 
 
-def test_an_interrupt_in_a_heuristic_of_the_users_is_raised_as_it_is() -> None:
+def test_an_interrupt_in_a_heuristic_of_the_users_is_raised_as_it_is():
     calls = 0
 
     def score(of: Candidate) -> float:
@@ -102,7 +99,7 @@ def test_an_interrupt_in_a_heuristic_of_the_users_is_raised_as_it_is() -> None:
         dtr_alloc.set_budget(2**19)
 
 
-def test_a_draw_by_an_operator_of_ours_in_one_of_pytorchs_is_a_part_of_that() -> None:
+def test_a_draw_by_an_operator_of_ours_in_one_of_pytorchs_is_a_part_of_that():
     """An operator of a library that PyTorch runs in Python may call run_as_operator()."""
     with torch.library._scoped_library("dtr_alloc_test", "DEF") as library:
         library.define("noisy(Tensor x, *, Generator? generator=None) -> Tensor")
@@ -119,7 +116,7 @@ def test_a_draw_by_an_operator_of_ours_in_one_of_pytorchs_is_a_part_of_that() ->
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_interrupt_where_a_session_is_left_ends_it(way: Callable[[], None]) -> None:
+def test_an_interrupt_where_a_session_is_left_ends_it(way):
     """Also before the first instruction of what ends it."""
 
     def run(injector: Injector) -> None:

@@ -30,7 +30,7 @@ def nobody_is_trusted() -> object:
     custom_operators._declared.clear()
 
 
-def test_everything_that_is_kept_says_why() -> None:
+def test_everything_that_is_kept_says_why():
     with checked_session():
         net = nn.Linear(64, ELEMENTS // 64, bias=False)
         x = torch.ones(ELEMENTS)
@@ -59,7 +59,7 @@ def test_everything_that_is_kept_says_why() -> None:
         assert not [entry for entry in dtr_alloc.kept() if entry.size_bytes >= MIB]
 
 
-def test_the_peak_is_of_the_moment_when_most_was_kept() -> None:
+def test_the_peak_is_of_the_moment_when_most_was_kept():
     with checked_session():
         x = torch.ones(ELEMENTS)
         for count in (1, 4, 2):
@@ -86,7 +86,7 @@ y.sum().item()
 """
 
 
-def test_the_report_and_the_stats_of_a_job_say_what_was_kept(tmp_path: Path) -> None:
+def test_the_report_and_the_stats_of_a_job_say_what_was_kept(tmp_path):
     (tmp_path / "job.py").write_text(JOB)
     settings = {"budget": "unlimited", "stats": "stats.json", "report": "all"}
     done = python("job.py", cwd=tmp_path, **settings)
@@ -99,14 +99,14 @@ def test_the_report_and_the_stats_of_a_job_say_what_was_kept(tmp_path: Path) -> 
     assert "kept: aten.exp.default, as its address" in done.stderr
 
 
-def test_an_out_of_memory_error_names_what_is_kept() -> None:
+def test_an_out_of_memory_error_names_what_is_kept():
     with checked_session(4 * MIB):
         x = torch.ones(ELEMENTS)
         with pytest.raises(torch.OutOfMemoryError, match=r"that are kept .*dtr_kept::twice"):
             _ = [twice(x) for _ in range(8)]
 
 
-def test_without_a_session_it_is_an_error() -> None:
+def test_without_a_session_it_is_an_error():
     with pytest.raises(dtr_alloc.StateError):
         dtr_alloc.kept()
 
@@ -118,14 +118,14 @@ def reason(tensor: Tensor) -> str:
     return kept.why
 
 
-def test_what_can_be_evicted_or_is_has_no_reason_to_be_kept() -> None:
+def test_what_can_be_evicted_or_is_has_no_reason_to_be_kept():
     with checked_session():
         x = torch.arange(1000.0)
         assert dtr_alloc.why_kept(x) is None
         assert dtr_alloc.why_kept(evicted(x)) is None
 
 
-def test_each_kind_of_constant_has_a_reason_of_its_own() -> None:
+def test_each_kind_of_constant_has_a_reason_of_its_own():
     outside = torch.arange(1000.0)
     with checked_session():
         assert reason(torch.arange(2.0)) == "it is tiny"
@@ -155,14 +155,14 @@ def test_each_kind_of_constant_has_a_reason_of_its_own() -> None:
         assert kept.operator == "aten.add_.Tensor"
 
 
-def test_running_statistics_are_state_of_their_operator() -> None:
+def test_running_statistics_are_state_of_their_operator():
     with checked_session():
         mean, variance = torch.zeros(100), torch.ones(100)
         torch.nn.functional.batch_norm(torch.rand(4, 100), mean, variance, training=True)
         assert reason(mean) == reason(variance) == "it is state that its operator updates"
 
 
-def test_the_rule_of_an_operator_says_why_it_is_not_run_again() -> None:
+def test_the_rule_of_an_operator_says_why_it_is_not_run_again():
     with checked_session():
         solution = torch.linalg.lstsq(torch.rand(30, 30), torch.rand(30, 30)).solution
         kept = dtr_alloc.why_kept(solution)
@@ -175,7 +175,7 @@ def test_the_rule_of_an_operator_says_why_it_is_not_run_again() -> None:
         )
 
 
-def test_without_a_limit_scalars_are_evicted_and_come_back_by_whatever_looks_at_them() -> None:
+def test_without_a_limit_scalars_are_evicted_and_come_back_by_whatever_looks_at_them():
     with checked_session(debug="tiny:0"):
         x = torch.arange(5.0).sum()
         assert evicted(x).item() == 10
@@ -186,11 +186,11 @@ def test_without_a_limit_scalars_are_evicted_and_come_back_by_whatever_looks_at_
         assert reason(torch.arange(5.0).sum()) == "it is tiny"
 
 
-def test_the_usual_limit_is_that_of_the_header() -> None:
+def test_the_usual_limit_is_that_of_the_header():
     assert TINY_BYTES == lib.DTR_TINY_BYTES
 
 
-def test_a_larger_limit_keeps_larger_storages() -> None:
+def test_a_larger_limit_keeps_larger_storages():
     with checked_session(debug="tiny:4KiB"):
         assert reason(torch.arange(1024.0)) == "it is tiny"
         assert dtr_alloc.evict(torch.arange(1025.0))
@@ -203,7 +203,7 @@ def clock() -> float:
     return dtr_alloc.stats().clock_seconds
 
 
-def test_a_look_at_a_tiny_tensor_costs_the_engine_nothing() -> None:
+def test_a_look_at_a_tiny_tensor_costs_the_engine_nothing():
     with checked_session():
         x = torch.full((16,), 3.0)
         assert not dtr_alloc.evict(x)
@@ -213,7 +213,7 @@ def test_a_look_at_a_tiny_tensor_costs_the_engine_nothing() -> None:
         assert clock() == before
 
 
-def test_a_look_at_a_part_of_an_evicted_tensor_brings_it_back() -> None:
+def test_a_look_at_a_part_of_an_evicted_tensor_brings_it_back():
     with checked_session():
         x = torch.linspace(0, 1, 4096) * 3
         first, last = x[0], x[-1]
@@ -224,7 +224,7 @@ def test_a_look_at_a_part_of_an_evicted_tensor_brings_it_back() -> None:
         assert clock() > before
 
 
-def test_a_look_at_memory_of_others_is_recorded() -> None:
+def test_a_look_at_memory_of_others_is_recorded():
     with checked_session():
         x = torch.frombuffer(bytearray(8), dtype=torch.int64)
         before = clock()

@@ -310,9 +310,7 @@ def lstm(tmp_path_factory: pytest.TempPathFactory) -> tuple[Profile, Path]:
         ({"budget": "unlimited"}, ""),
     ],
 )
-def test_why_nothing_was_learned_is_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], said: str
-) -> None:
+def test_why_nothing_was_learned_is_said(tmp_path, monkeypatch, settings, said):
     monkeypatch.chdir(tmp_path)
     with dtr_alloc.session(device="cpu", **settings):
         torch.ones(1000).add(1)
@@ -334,7 +332,7 @@ class RaggedLstm(UnrolledLstm):
 
 
 class TestPolicy:
-    def test_a_job_costs_less(self, lstm: tuple[Profile, Path]) -> None:
+    def test_a_job_costs_less(self, lstm):
         shape, costs = lstm
         learned = in_a_child("lstm", shape.budget(TIGHT), costs)
         rule = in_a_child("lstm", shape.budget(TIGHT), costs, "marginal")
@@ -352,9 +350,7 @@ class TestPolicy:
         # Near the smallest budget the rule may compute less again, but it remaps and searches.
         assert cost(learned) < cost(rule)
 
-    def test_a_job_whose_steps_all_differ_has_no_plan_and_no_cliff(
-        self, lstm: tuple[Profile, Path], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_job_whose_steps_all_differ_has_no_plan_and_no_cliff(self, lstm, monkeypatch):
         """What it did in its first 49,152 operators stands for the others."""
         shape, costs = lstm
         monkeypatch.setitem(JOBS, "ragged", RaggedLstm)
@@ -369,7 +365,7 @@ class TestPolicy:
         assert not differences(free, found)
 
     @pytest.mark.long
-    def test_a_better_plan_takes_over_and_the_bits_stay(self) -> None:
+    def test_a_better_plan_takes_over_and_the_bits_stay(self):
         """How many steps that takes depends on the machine: it is beside the job. Where none was
         found in time, the bits are those of the first plan."""
         shape, _free = profile("unet", 3)
@@ -384,11 +380,11 @@ class TestPolicy:
             state = job.state()
         assert not differences(train_plain("unet", steps), state)
 
-    def test_a_budget_that_never_binds_has_nothing_learned(self) -> None:
+    def test_a_budget_that_never_binds_has_nothing_learned(self):
         _state, counters = train("mlp", 1 << 30, None)
         assert counters[-1]["evictions"] == counters[-1]["learned"] == 0
 
-    def test_an_op_log_has_nothing_of_what_was_learned(self, tmp_path: Path) -> None:
+    def test_an_op_log_has_nothing_of_what_was_learned(self, tmp_path):
         shape, _free = profile("mlp", 2)
         logs = []
         for name in ("first.log", "second.log"):
@@ -409,8 +405,8 @@ class TestPlan:
         ],
     )
     def test_a_job_ends_with_a_plan_and_all_it_asks_for_has_its_place(
-        self, job: str, fraction: float, tmp_path: Path
-    ) -> None:
+        self, job, fraction, tmp_path
+    ):
         costs = tmp_path / "costs.json"
         shape, _free = profile(job, 2, settings={"costs": costs})
         fix_costs(costs)
@@ -423,9 +419,7 @@ class TestPlan:
         ("job", "budget"),
         [("adapting", 2_360_000), ("integrating", 3_000_000), ("filling", 2_220_000)],
     )
-    def test_a_planned_step_does_what_was_played(
-        self, job: str, budget: int, dealloc: str, tmp_path: Path
-    ) -> None:
+    def test_a_planned_step_does_what_was_played(self, job, budget, dealloc, tmp_path):
         """Whatever becomes of dead contents without a plan. Most results are dropped right after
         their last use, and need no eviction."""
         costs = costs_of(job, tmp_path)
@@ -437,24 +431,20 @@ class TestPlan:
         assert total(found, "plan_misses", 4) == 0
         assert total(found, "evictions", 4) < 0.5 * total(found, "planned", 4)
 
-    def test_what_goes_on_from_step_to_step_has_no_history_without_end(
-        self, tmp_path: Path
-    ) -> None:
+    def test_what_goes_on_from_step_to_step_has_no_history_without_end(self, tmp_path):
         costs = costs_of("filling", tmp_path)
         found = told_by(follow, "filling", 2_220_000, costs, 2 * STEPS, {})
         assert total(found, "planned", 1) > 0
         assert total(found, "live_records", STEPS) == 0
 
-    def test_a_plan_evicts_what_it_has_used_for_the_last_time(self, tmp_path: Path) -> None:
+    def test_a_plan_evicts_what_it_has_used_for_the_last_time(self, tmp_path):
         costs = costs_of("handing", tmp_path)
         found = told_by(follow, "handing", 2_415_000, costs, STEPS, {})
         assert total(found, "planned", 1) > 0
         assert found["digest"] == hashlib.sha256(bytes(16)).hexdigest()
 
     @pytest.mark.long
-    def test_a_job_that_keeps_something_of_each_step_gets_a_new_plan_in_time(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_job_that_keeps_something_of_each_step_gets_a_new_plan_in_time(self, tmp_path):
         costs = costs_of("keeping", tmp_path)
         shape, _free = profile("transformer", 2)
         found = told_by(follow, "keeping", shape.budget(0.4), costs, 6 * STEPS, {})
@@ -465,16 +455,14 @@ class TestPlan:
         # What it keeps takes a page every second step, and remaps are cheap.
         assert total(found, "remaps", 5 * STEPS) < 20 * STEPS
 
-    def test_what_is_evicted_when_a_plan_is_made_has_a_place_in_it(self, tmp_path: Path) -> None:
+    def test_what_is_evicted_when_a_plan_is_made_has_a_place_in_it(self, tmp_path):
         costs = costs_of("reading", tmp_path)
         shape, _free = profile("resnet", 2)
         found = told_by(follow, "reading", shape.budget(0.3) + 300_000, costs, 40, {})
         assert total(found, "planned", 1) > 0
         assert (total(found, "plan_misses", 1), total(found, "remaps", 1)) == (0, 0)
 
-    def test_a_job_for_which_nothing_was_found_is_heard_again_when_it_gets_dearer(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_job_for_which_nothing_was_found_is_heard_again_when_it_gets_dearer(self, tmp_path):
         costs = tmp_path / "costs.json"
         # Of each size of the batch.
         told_by(follow, "growing", 1 << 30, costs, 8 * 3, {}, 3)
@@ -486,9 +474,7 @@ class TestPlan:
         assert nothing > 0
         assert any(planned[nothing:])
 
-    def test_a_step_that_is_as_it_was_goes_by_the_plan_and_others_do_not(
-        self, tmp_path: Path
-    ) -> None:
+    def test_a_step_that_is_as_it_was_goes_by_the_plan_and_others_do_not(self, tmp_path):
         costs = tmp_path / "costs.json"
 
         def run_odd(budget: int) -> Any:
@@ -509,7 +495,7 @@ class TestPlan:
                 assert planned[step] == usual
         assert (total(found, "plan_misses", 8), total(found, "remaps", 8)) == (0, 0)
 
-    def test_what_is_asked_for_in_a_planned_step_is_there(self, tmp_path: Path) -> None:
+    def test_what_is_asked_for_in_a_planned_step_is_there(self, tmp_path):
         """The values of a sort are not used again, and its places are: to know them, the plan
         computes both again, and needs the values no longer."""
         costs = tmp_path / "costs.json"
@@ -592,7 +578,7 @@ class TestThrash:
         done = call(grind, *arguments)
         return json.loads(done.stdout), done.stderr.splitlines()
 
-    def test_a_job_that_grinds_ends_with_the_budget_that_would_do(self, costs: Path) -> None:
+    def test_a_job_that_grinds_ends_with_the_budget_that_would_do(self, costs):
         found, said = self.run(self.BUDGET, "off", costs)
         assert found["times"] > 1.5
         assert (found["error"], said) == (None, [])
@@ -611,14 +597,14 @@ class TestThrash:
         assert (found["error"], said) == (None, [])
         assert found["times"] < 1.4
 
-    def test_a_plan_that_thrashes_goes_before_the_job_ends(self, tmp_path: Path) -> None:
+    def test_a_plan_that_thrashes_goes_before_the_job_ends(self, tmp_path):
         costs = costs_of("crowded", tmp_path)
         found = told_by(follow, "crowded", 1_000_000, costs, 4 * STEPS, {"thrash": 1.1})
         repeated = [step["recompute_cost_seconds"] for step in found["added"]]
         assert max(repeated[STEPS:]) > 3 * repeated[STEPS - 1], "the plan thrashes"
         assert repeated[-1] < 2 * repeated[STEPS - 1]
 
-    def test_a_budget_is_advised_for_the_heuristic_of_the_job_alone(self, costs: Path) -> None:
+    def test_a_budget_is_advised_for_the_heuristic_of_the_job_alone(self, costs):
         """Without a plan, and with the room that the heuristic has."""
         found, _said = self.run(self.BUDGET, "1.4", costs, "dtr-full")
         of = self.ADVICE.search(found["error"])
@@ -627,7 +613,7 @@ class TestThrash:
         assert said == []
         assert found["times"] == pytest.approx(float(of[2]), abs=0.05)
 
-    def test_where_no_play_confirms_a_budget_it_is_said(self, costs: Path) -> None:
+    def test_where_no_play_confirms_a_budget_it_is_said(self, costs):
         """A callable heuristic cannot be played; this one keeps what was used longest ago."""
         found, said = self.run(4 * self.BUDGET, "1.4", costs, "callable", 1)
         assert [self.NONE in text for text in (said[0], found["error"])] == [True, True]
@@ -636,7 +622,7 @@ class TestThrash:
 class TestSwaps:
     BUDGET = 4 << 20
 
-    def test_a_step_is_learned_of_which_constants_are_swapped(self, tmp_path: Path) -> None:
+    def test_a_step_is_learned_of_which_constants_are_swapped(self, tmp_path):
         settings = {"swap": "1GiB", "debug": "no-moves"}
         costs = costs_of("swapping", tmp_path, **settings)
         free = told_by(follow, "swapping", 1 << 30, costs, STEPS, settings)

@@ -36,7 +36,7 @@ def top(*arguments: str) -> tuple[int, str]:
     return result.exit_code, result.output
 
 
-def test_the_jobs_of_a_user_are_shown_while_they_run(folder: Path) -> None:
+def test_the_jobs_of_a_user_are_shown_while_they_run(folder):
     with dtr_alloc.session(budget="64MiB", device="cpu"):
         (values,) = live.running()
         assert values["steps"] == 0
@@ -58,7 +58,7 @@ def test_the_jobs_of_a_user_are_shown_while_they_run(folder: Path) -> None:
     assert f"process {os.getpid()} shows nothing; allowed: a job of yours" in text
 
 
-def test_a_job_that_does_not_end_its_session_leaves_nothing(folder: Path) -> None:
+def test_a_job_that_does_not_end_its_session_leaves_nothing(folder):
     job = """
 import torch, dtr_alloc
 dtr_alloc.enable("64MiB", device="cpu")
@@ -70,7 +70,7 @@ raise SystemExit(3)
     assert list(folder.iterdir()) == []
 
 
-def test_what_a_job_left_that_was_killed_is_taken_away(folder: Path) -> None:
+def test_what_a_job_left_that_was_killed_is_taken_away(folder):
     folder.mkdir(mode=0o700)
     for name in ("4194305.json", "job.json"):  # more than the kernel gives, and no number
         (folder / name).write_text("{}")
@@ -78,7 +78,7 @@ def test_what_a_job_left_that_was_killed_is_taken_away(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_a_folder_that_others_can_write_to_is_not_used(folder: Path) -> None:
+def test_a_folder_that_others_can_write_to_is_not_used(folder):
     folder.mkdir()
     folder.chmod(0o777)
     with dtr_alloc.session(budget="64MiB", device="cpu"):
@@ -89,9 +89,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(folder: Path) -> None:
     assert "can be written to by others" in text
 
 
-def test_a_job_goes_on_where_there_is_no_room_for_what_it_shows(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_goes_on_where_there_is_no_room_for_what_it_shows(folder, capsys):
     with dtr_alloc.session(budget="64MiB", device="cpu"):  # the bridge is there
         pass
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -108,16 +106,14 @@ def test_a_job_goes_on_where_there_is_no_room_for_what_it_shows(
 
 
 @pytest.mark.parametrize("name", ["argv", "stderr"])
-def test_a_job_goes_on_that_changed_what_is_shown_of_it(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_job_goes_on_that_changed_what_is_shown_of_it(folder, monkeypatch, name):
     with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
         step = stepper()
         monkeypatch.setattr(sys, name, None)
         step()
 
 
-def test_a_session_keeps_no_file_open_for_what_it_shows(folder: Path) -> None:
+def test_a_session_keeps_no_file_open_for_what_it_shows(folder):
     with dtr_alloc.session(budget="64MiB", device="cpu"):
         stepper()()
         (path,) = folder.iterdir()
@@ -144,7 +140,7 @@ ODD: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_what_is_no_job_s_is_passed_over(folder: Path, kind: str) -> None:
+def test_what_is_no_job_s_is_passed_over(folder, kind):
     folder.mkdir(mode=0o700)
     (folder / f"{os.getpid()}.json").write_text(SHOWN % os.getpid())
     ODD[kind](folder / f"{os.getppid()}.json")
@@ -154,7 +150,7 @@ def test_what_is_no_job_s_is_passed_over(folder: Path, kind: str) -> None:
     assert (status, "\x1b" in text) == (0, False)
 
 
-def test_progress_is_a_line_on_stderr(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_a_line_on_stderr(folder, capsys):
     with dtr_alloc.session(budget="64MiB", device="cpu", progress=True):
         step = stepper()
         step()
@@ -164,7 +160,7 @@ def test_progress_is_a_line_on_stderr(folder: Path, capsys: pytest.CaptureFixtur
     assert "of 64.00 MiB at the peak, 0% of the compute again" in text
 
 
-def test_a_forked_child_leaves_what_its_parent_shows(folder: Path) -> None:
+def test_a_forked_child_leaves_what_its_parent_shows(folder):
     with dtr_alloc.session(budget="64MiB", device="cpu"):
         stepper()()
         child = os.fork()

@@ -1,7 +1,6 @@
 """Operators with thousands of inputs and results, and jobs of thousands of small tensors: the same
 bits, and no more work for each than for a few."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -51,9 +50,7 @@ def overwritten(inputs: list[Tensor]) -> list[Tensor]:
     [(joined, 1), (joined_alone, 1), (many_results, 2), (overwritten, 1)],
     ids=["inputs", "dead inputs", "results", "overwritten inputs"],
 )
-def test_an_operator_with_many_tensors_comes_back(
-    use: Callable[[list[Tensor]], list[Tensor]], repeats: int
-) -> None:
+def test_an_operator_with_many_tensors_comes_back(use, repeats):
     """What all were computed from and each input, in its old version, come back once, and the
     operator runs once for all of its results."""
 
@@ -74,7 +71,7 @@ def test_an_operator_with_many_tensors_comes_back(
         assert since(before, "rematerializations", "preemptions") == [1 + MANY + repeats, 0]
 
 
-def test_inputs_that_are_lost_while_others_are_brought_back_come_back_too() -> None:
+def test_inputs_that_are_lost_while_others_are_brought_back_come_back_too():
     """Memory has room for the operator, but not for what else is live: what comes back for it
     pushes out some that were there."""
 
@@ -91,7 +88,7 @@ def test_inputs_that_are_lost_while_others_are_brought_back_come_back_too() -> N
 
 
 @pytest.mark.parametrize("heuristic", ["marginal", "dtr-full", "lru"])
-def test_the_search_among_many_small_tensors_evaluates_a_few(heuristic: str) -> None:
+def test_the_search_among_many_small_tensors_evaluates_a_few(heuristic):
     """Objects of slabs have no free bytes beside them, and bounds know it: what other objects leave
     free is no reason to ask for exact scores."""
     length = 4000

@@ -102,7 +102,7 @@ def compare(
 
 
 @each(COMPARED)
-def test_an_operator_and_its_repetition_have_the_bits_of_plain_pytorch(op: Any) -> None:
+def test_an_operator_and_its_repetition_have_the_bits_of_plain_pytorch(op):
     for dtype in dtypes_of(op):
         for autocast in (False, True):
             for index, sample in enumerate(samples_of(op, dtype, True, SAMPLES)):
@@ -126,7 +126,7 @@ def in_evicted_memory(sample: Any) -> Any:
 
 
 @each([op for op in COMPARED if not op.name.startswith("as_strided")])  # sees what lies beyond
-def test_arguments_that_were_evicted_are_brought_back(op: Any) -> None:
+def test_arguments_that_were_evicted_are_brought_back(op):
 
     def run(op: Any, sample: Any) -> list[Any]:
         torch.manual_seed(1)
@@ -166,7 +166,7 @@ def write_out(op: Any, sample: Any, like: list[Tensor], shape: str) -> list[Any]
 
 
 @each(WITH_OUT)
-def test_out_of_any_shape_has_the_bits_of_plain_pytorch(op: Any) -> None:
+def test_out_of_any_shape_has_the_bits_of_plain_pytorch(op):
     with torch.no_grad():
         for dtype in (dtype for dtype in dtypes_of(op) if dtype in DTYPES):
             sample = samples_of(op, dtype, False, SAMPLES)[0]
@@ -179,7 +179,7 @@ def test_out_of_any_shape_has_the_bits_of_plain_pytorch(op: Any) -> None:
                 compare(where, write_out, op, sample, list(like), shape)
 
 
-def test_a_result_in_a_resized_buffer_can_be_evicted() -> None:
+def test_a_result_in_a_resized_buffer_can_be_evicted():
     with checked_session():
         a, b = torch.arange(1000.0), torch.arange(1000.0)
         for given in (0, 999, 1037):

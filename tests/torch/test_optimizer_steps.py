@@ -69,7 +69,7 @@ class Job:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_step_on_which_more_depends_than_fits_uses_host_memory(optimizer: str) -> None:
+def test_a_step_on_which_more_depends_than_fits_uses_host_memory(optimizer):
     """The results of all layers for an earlier batch are still referenced."""
 
     def train() -> list[Tensor]:
@@ -91,8 +91,8 @@ def test_a_step_on_which_more_depends_than_fits_uses_host_memory(optimizer: str)
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_step_that_is_out_of_memory_changes_nothing_and_names_who_holds_it(
-    optimizer: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    optimizer, monkeypatch
+):
     """As in a notebook, whose last error holds the graph of a batch that was too large."""
 
     def fail(job: Job) -> None:
@@ -168,9 +168,7 @@ def gradients(job: Job) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("write", [accumulate, average, clip, unscale])
-def test_a_loop_of_in_place_operators_on_which_more_depends_than_fits(
-    write: Callable[[Job], list[Tensor]],
-) -> None:
+def test_a_loop_of_in_place_operators_on_which_more_depends_than_fits(write):
     """Where no optimizer says what will be written, each operator settles before it begins."""
     expected = write(Job("Adam"))
     with checked_session(BUDGET):
@@ -185,9 +183,7 @@ def test_a_loop_of_in_place_operators_on_which_more_depends_than_fits(
         lambda tensors: torch._foreach_lerp_(tensors, [torch.zeros(()) for _ in tensors], 0.5),
     ],
 )
-def test_an_operator_of_foreach_that_is_out_of_memory_changes_none_of_its_tensors(
-    write: Callable[[list[Tensor]], None],
-) -> None:
+def test_an_operator_of_foreach_that_is_out_of_memory_changes_none_of_its_tensors(write):
     averages = [torch.full((64, 1024), float(i)) for i in range(8)]
     before = [average.clone() for average in averages]
     with dtr_alloc.session(budget="12MiB", device="cpu", swap="off"):

@@ -28,7 +28,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., str]]:
     return register
 
 
-def test_a_registered_callable_chooses(register: Callable[..., str]) -> None:
+def test_a_registered_callable_chooses(register):
     """Its choices are those of the preset with the same equation, as far as it can see."""
     asked: list[Candidate] = []
 
@@ -59,12 +59,7 @@ def fails(candidate: Candidate) -> float:
         (lambda candidate: None, r"heuristic 'mine' failed: TypeError", TypeError),
     ],
 )
-def test_a_callable_that_gives_no_score_fails_the_allocation(
-    register: Callable[..., str],
-    score: Callable[[Candidate], float],
-    message: str,
-    cause: type[Exception],
-) -> None:
+def test_a_callable_that_gives_no_score_fails_the_allocation(register, score, message, cause):
     """The error names the heuristic and has the callable's own error as its cause; the session
     goes on with what needs no room."""
     gc.collect()  # what another test's error held

@@ -92,9 +92,7 @@ def lightness(color: str) -> float:
 @pytest.mark.parametrize("width", [360, 1300])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize(("of", "pictures"), [("page", 6), ("page_of_a_trace", 4)])
-def test_all_is_seen(
-    of: str, pictures: int, tmp_path: Path, width: int, scheme: str, request: pytest.FixtureRequest
-) -> None:
+def test_all_is_seen(of, pictures, tmp_path, width, scheme, request):
     found = shown(request.getfixturevalue(of), width, scheme, tmp_path)
     assert found["outside"] == [0]
     assert len(found["pictures"]) == pictures

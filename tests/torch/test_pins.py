@@ -25,7 +25,7 @@ GIVES: dict[str, Callable[[Tensor, Tensor], object]] = {
 
 
 @pytest.mark.parametrize("way", GIVES)
-def test_a_pin_follows_its_tensor_to_other_memory(way: str) -> None:
+def test_a_pin_follows_its_tensor_to_other_memory(way):
     with checked_session():
         x, y = made(2.0), made(3.0)
         old = x.view(SIZE)
@@ -44,7 +44,7 @@ def test_a_pin_follows_its_tensor_to_other_memory(way: str) -> None:
         assert torch.equal(old, made(2.0))
 
 
-def test_pins_of_aliases_stay_with_the_old_memory() -> None:
+def test_pins_of_aliases_stay_with_the_old_memory():
     with checked_session():
         x, y = made(2.0), made(3.0)
         alias = x.view(SIZE)
@@ -59,7 +59,7 @@ def test_pins_of_aliases_stay_with_the_old_memory() -> None:
         evicted(x)
 
 
-def test_a_pin_that_an_alias_took_back_does_not_follow() -> None:
+def test_a_pin_that_an_alias_took_back_does_not_follow():
     with checked_session():
         x, y = made(2.0), made(3.0)
         dtr_alloc.pin(x)
@@ -69,7 +69,7 @@ def test_a_pin_that_an_alias_took_back_does_not_follow() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
-def test_a_pin_survives_a_storage_that_is_resized() -> None:
+def test_a_pin_survives_a_storage_that_is_resized():
     with checked_session():
         x = made(2.0)
         dtr_alloc.pin(x)
@@ -80,7 +80,7 @@ def test_a_pin_survives_a_storage_that_is_resized() -> None:
         evicted(x)
 
 
-def test_a_pin_taken_back_where_nobody_saw_that_the_tensor_got_other_memory() -> None:
+def test_a_pin_taken_back_where_nobody_saw_that_the_tensor_got_other_memory():
     with checked_session():
         x, y = made(2.0), made(3.0)
         old = x.view(SIZE)
@@ -105,7 +105,7 @@ UNMANAGED: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", UNMANAGED)
-def test_what_was_pinned_can_be_unpinned(name: str) -> None:
+def test_what_was_pinned_can_be_unpinned(name):
     with checked_session():
         x = UNMANAGED[name]()
         dtr_alloc.pin(x)
@@ -113,7 +113,7 @@ def test_what_was_pinned_can_be_unpinned(name: str) -> None:
         dtr_alloc.unpin(x)
 
 
-def test_memory_made_before_the_session_is_pinned_within_the_rules() -> None:
+def test_memory_made_before_the_session_is_pinned_within_the_rules():
     x = made(2.0)
     with checked_session():
         y = x * 2
@@ -125,7 +125,7 @@ def test_memory_made_before_the_session_is_pinned_within_the_rules() -> None:
         assert torch.equal(y, made(4.0))
 
 
-def test_pins_of_what_died_are_forgotten() -> None:
+def test_pins_of_what_died_are_forgotten():
     with checked_session():
         for _ in range(1000):
             dtr_alloc.pin(made(2.0))
@@ -136,7 +136,7 @@ def test_pins_of_what_died_are_forgotten() -> None:
         evicted(x)
 
 
-def test_pins_end_with_the_session() -> None:
+def test_pins_end_with_the_session():
     with checked_session():
         x = made(2.0)
         dtr_alloc.pin(x)

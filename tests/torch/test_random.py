@@ -48,7 +48,7 @@ WITHOUT_A_GENERATOR: dict[str, Draw] = {
         *((name, False) for name in WITHOUT_A_GENERATOR),
     ],
 )
-def test_draws_are_those_of_plain_pytorch_and_come_again(name: str, own: bool) -> None:
+def test_draws_are_those_of_plain_pytorch_and_come_again(name, own):
     """From the default generator, or from one of the job's own."""
 
     def run() -> list[Tensor]:
@@ -75,7 +75,7 @@ def repeat_during(body: Callable[[], object], drawn: Tensor) -> None:
     thread.join()
 
 
-def test_a_thread_with_its_own_generator_has_its_numbers_beside_training_threads() -> None:
+def test_a_thread_with_its_own_generator_has_its_numbers_beside_training_threads():
     def prepare(out: list[float]) -> None:
         generator = torch.Generator().manual_seed(1)
         out.extend(torch.randn(500, generator=generator).sum().item() for _ in range(200))
@@ -110,7 +110,7 @@ def test_a_thread_with_its_own_generator_has_its_numbers_beside_training_threads
         assert dtr_alloc.stats()["rematerializations"] > 0
 
 
-def test_two_threads_that_draw_from_one_generator_share_out_its_numbers() -> None:
+def test_two_threads_that_draw_from_one_generator_share_out_its_numbers():
     """In whatever order: no number comes twice, and none is lost."""
     each = 2000
 
@@ -129,7 +129,7 @@ def test_two_threads_that_draw_from_one_generator_share_out_its_numbers() -> Non
         assert run() == expected
 
 
-def test_a_state_that_is_read_or_set_while_draws_are_repeated_is_the_jobs() -> None:
+def test_a_state_that_is_read_or_set_while_draws_are_repeated_is_the_jobs():
     with checked_session():
         torch.manual_seed(2)
         drawn = torch.randn(100_000)
@@ -173,9 +173,7 @@ SEEDING = [seeded, seeded_by_state, seeded_in_its_own, seeded_with_care]
 
 @pytest.mark.parametrize("function", SEEDING, ids=lambda function: function.__name__)
 @pytest.mark.parametrize("as_custom", [False, True], ids=["function", "custom operator"])
-def test_an_operator_that_seeds_moves_no_generator_when_it_runs_again(
-    function: Callable[[Tensor], Tensor], as_custom: bool
-) -> None:
+def test_an_operator_that_seeds_moves_no_generator_when_it_runs_again(function, as_custom):
     operator: Callable[[Tensor], Tensor] = dtr_alloc.run_as_operator(function)
     if as_custom:
         name = f"dtr_seeding::{function.__name__}"
@@ -201,7 +199,7 @@ def test_an_operator_that_seeds_moves_no_generator_when_it_runs_again(
     assert_equal(expected, got)
 
 
-def test_another_thread_draws_its_own_numbers_while_an_operator_seeds_again() -> None:
+def test_another_thread_draws_its_own_numbers_while_an_operator_seeds_again():
     inside, drawn = threading.Event(), threading.Event()
     again = False
 

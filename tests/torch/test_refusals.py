@@ -111,8 +111,8 @@ TOO_LATE = "enable dtr_alloc before the first CUDA call"
     ids=["CPU build", "no device", "in use", "in use, auto"],
 )
 def test_a_budget_that_cannot_be_had_is_refused_and_the_cpu_stays_usable(
-    device: str, prepare: str, error: str, words: str
-) -> None:
+    device, prepare, error, words
+):
     device = device and f", device={device!r}"
     code = ENABLE.format(device=device, prepare=prepare, error=error)
     message = python("-c", code).stdout
@@ -121,7 +121,7 @@ def test_a_budget_that_cannot_be_had_is_refused_and_the_cpu_stays_usable(
         assert any(each in message for each in ("libcuda", "CUDA_ERROR", "no device"))
 
 
-def test_auto_takes_the_cpu_where_there_is_no_cuda_and_initializes_nothing() -> None:
+def test_auto_takes_the_cpu_where_there_is_no_cuda_and_initializes_nothing():
     code = (
         "import torch, dtr_alloc\n"
         "dtr_alloc.enable(budget='unlimited')\n"

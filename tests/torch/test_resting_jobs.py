@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,7 +133,7 @@ def test_threads_that_run_operators_at_rest_see_no_evicted_content():
 
 
 @pytest.mark.parametrize("setting", ["log", "trace", "report", "costs", "debug"])
-def test_the_recorder_does_not_rest_where_all_operators_are_asked_for(setting, tmp_path: Path):
+def test_the_recorder_does_not_rest_where_all_operators_are_asked_for(setting, tmp_path):
     x = torch.ones(1000)
     costs = tmp_path / "costs.json"
     asked: dict[str, Any] = {

@@ -32,7 +32,7 @@ def double(x: Tensor) -> None:
     floats(x)[:] *= 2
 
 
-def test_it_may_write_into_storages_whose_addresses_were_given_away() -> None:
+def test_it_may_write_into_storages_whose_addresses_were_given_away():
     def written_over(x: Tensor) -> Tensor:
         x.untyped_storage().copy_(x.untyped_storage())  # as Triton's interpreter does
         return x * 2
@@ -44,7 +44,7 @@ def test_it_may_write_into_storages_whose_addresses_were_given_away() -> None:
         assert torch.equal(evicted(y), x * 2)
 
 
-def test_a_decorated_function_runs_as_an_operator_at_each_call() -> None:
+def test_a_decorated_function_runs_as_an_operator_at_each_call():
     calls = 0
 
     @dtr_alloc.run_as_operator
@@ -69,7 +69,7 @@ def test_a_decorated_function_runs_as_an_operator_at_each_call() -> None:
         assert torch.equal(evicted(x), expected)
 
 
-def test_tensors_in_lists_and_dictionaries_are_arguments_and_results() -> None:
+def test_tensors_in_lists_and_dictionaries_are_arguments_and_results():
     @dtr_alloc.run_as_operator(mutated=["overwritten"])
     def twice(added: list[Tensor], overwritten: dict[str, Tensor]) -> dict[str, Any]:
         double(overwritten["x"])
@@ -86,7 +86,7 @@ def test_tensors_in_lists_and_dictionaries_are_arguments_and_results() -> None:
         assert torch.equal(evicted(x), doubled)
 
 
-def test_what_is_wrong_is_named() -> None:
+def test_what_is_wrong_is_named():
     x = torch.ones(16)
     with pytest.raises(TypeError, match="mutated has 3, which is no tensor of its arguments"):
         dtr_alloc.run_as_operator(sine, x, mutated=[3])
@@ -102,7 +102,7 @@ def test_what_is_wrong_is_named() -> None:
         dtr_alloc.run_as_operator(lambda xs: xs[0], [torch.ones(16, requires_grad=True)])
 
 
-def test_inside_of_another_it_is_just_called() -> None:
+def test_inside_of_another_it_is_just_called():
     @dtr_alloc.run_as_operator
     def outer(x: Tensor) -> Tensor:
         return dtr_alloc.run_as_operator(sine, x) + 1
@@ -112,13 +112,13 @@ def test_inside_of_another_it_is_just_called() -> None:
         assert torch.allclose(evicted(outer(x)), torch.sin(x) + 1, atol=1e-6)
 
 
-def test_without_a_budget_it_is_just_called() -> None:
+def test_without_a_budget_it_is_just_called():
     x = torch.linspace(-1, 1, 4096)
     assert torch.equal(dtr_alloc.run_as_operator(sine, x), sine(x))
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_what_it_raises_passes_and_the_session_goes_on(error: type[BaseException]) -> None:
+def test_what_it_raises_passes_and_the_session_goes_on(error):
     def fails(x: Tensor) -> Tensor:
         raise error("of the kernel")
 
@@ -142,9 +142,7 @@ READINGS: dict[str, Table] = {
 
 @pytest.mark.parametrize("reading", READINGS)
 @pytest.mark.parametrize("as_custom", [False, True], ids=["function", "custom operator"])
-def test_a_table_that_is_no_argument_is_there_when_it_runs_again(
-    reading: str, as_custom: bool
-) -> None:
+def test_a_table_that_is_no_argument_is_there_when_it_runs_again(reading, as_custom):
     base = torch.linspace(1, 2, 4096)
     expected = READINGS[reading](base, base * 3).clone()
     table = base
@@ -165,7 +163,7 @@ def test_a_table_that_is_no_argument_is_there_when_it_runs_again(
     table = base  # the operator stays, and with it what it holds
 
 
-def test_a_table_that_is_evicted_comes_back_for_the_first_call() -> None:
+def test_a_table_that_is_evicted_comes_back_for_the_first_call():
     base = torch.linspace(1, 2, 4096)
     with checked_session():
         table = base * 3
@@ -174,7 +172,7 @@ def test_a_table_that_is_evicted_comes_back_for_the_first_call() -> None:
         assert torch.equal(evicted(y), base * (base * 3))
 
 
-def test_tables_that_are_results_of_such_functions_need_no_depth() -> None:
+def test_tables_that_are_results_of_such_functions_need_no_depth():
     """Each reads the one before, which is none of its arguments."""
     steps = 3000
     with checked_session():
@@ -187,7 +185,7 @@ def test_tables_that_are_results_of_such_functions_need_no_depth() -> None:
         assert hidden[-1][0].item() == steps + 1
 
 
-def test_what_was_computed_from_a_table_does_not_change_when_that_is_overwritten() -> None:
+def test_what_was_computed_from_a_table_does_not_change_when_that_is_overwritten():
     with checked_session():
         table = torch.ones(4096) * 3
         y = dtr_alloc.run_as_operator(lambda x: x * table, torch.ones(4096) + 1)
@@ -197,7 +195,7 @@ def test_what_was_computed_from_a_table_does_not_change_when_that_is_overwritten
         assert table[0].item() == 4
 
 
-def test_reading_what_depends_on_what_it_overwrites_is_refused_by_name() -> None:
+def test_reading_what_depends_on_what_it_overwrites_is_refused_by_name():
     with checked_session():
         x = torch.ones(4096) + 1
         table = x * 3
@@ -212,7 +210,7 @@ def test_reading_what_depends_on_what_it_overwrites_is_refused_by_name() -> None
 
 
 @pytest.mark.parametrize("share", [0.8, 0.7, 0.6])
-def test_a_net_that_reads_tables_trains_to_the_same_bits(share: float) -> None:
+def test_a_net_that_reads_tables_trains_to_the_same_bits(share):
     """In both passes, on the threads of autograd and on two of the job's."""
 
     class Gated(torch.autograd.Function):

@@ -30,7 +30,7 @@ QUICK = ("mlp", "transformer", "unrolled_gan", "inplace", "checkpoint")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.long) for name in JOBS]
 )
-def test_job_keeps_its_bits_at_every_budget_down_to_out_of_memory(name: str) -> None:
+def test_job_keeps_its_bits_at_every_budget_down_to_out_of_memory(name):
     """From the unconstrained peak downward until out of memory, everything a user can compare is
     the same; half of the activation memory is enough; after what is too little the process goes
     on. (A run that only thrashes is cut short: then the next smaller budget is tried.)"""
@@ -82,9 +82,7 @@ MATRIX = [
 
 
 @pytest.mark.parametrize(("name", "heuristic", "fraction"), MATRIX)
-def test_a_job_keeps_its_bits_whatever_chooses_what_is_evicted(
-    name: str, heuristic: str, fraction: float
-) -> None:
+def test_a_job_keeps_its_bits_whatever_chooses_what_is_evicted(name, heuristic, fraction):
     """Also where dead storages stay until they are chosen, or go for good while their dependents
     stay."""
     shape, expected = free(name)
@@ -99,7 +97,7 @@ def test_a_job_keeps_its_bits_whatever_chooses_what_is_evicted(
     assert run.added["banished"] > 0 or heuristic != "banish"
 
 
-def test_the_budget_may_change_between_steps() -> None:
+def test_the_budget_may_change_between_steps():
     shape, _ = profile("resnet", STEPS)
     reference = train_plain("resnet", 4)
     with dtr_alloc.session(budget="unlimited", device="cpu"):
@@ -152,7 +150,7 @@ def train_all_moving(*names: str) -> list[list[int]]:
     return [train_moving(name) for name in names]
 
 
-def test_jobs_keep_their_bits_while_storages_move_at_every_operator() -> None:
+def test_jobs_keep_their_bits_while_storages_move_at_every_operator():
     """Views, saved tensors, statistics, changes in place, recomputed segments. What is freed is
     NaN: whoever still used an old address would show."""
     jobs = ("transformer", "resnet", "lstm_module", "inplace", "checkpoint")
@@ -163,7 +161,7 @@ def test_jobs_keep_their_bits_while_storages_move_at_every_operator() -> None:
         assert evictions > 0
 
 
-def test_compacting_makes_one_piece_of_what_is_free() -> None:
+def test_compacting_makes_one_piece_of_what_is_free():
     """Between whole chunks that were kept, which keep their content, views included."""
     with dtr_alloc.session(budget="unlimited", device="cpu"):
         size = dtr_alloc.stats()["chunk_bytes"] // 4

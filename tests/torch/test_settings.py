@@ -93,9 +93,7 @@ def change() -> Iterator[Callable[[str, int], None]]:
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_recomputation_sees_the_setting_of_its_first_run_and_the_job_its_own(
-    name: str, first: int, change: Callable[[str, int], None]
-) -> None:
+def test_a_recomputation_sees_the_setting_of_its_first_run_and_the_job_its_own(name, first, change):
     setting = SETTINGS[name]
     seen: list[Any] = []
 
@@ -141,9 +139,7 @@ RESULTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
 
 @pytest.mark.parametrize("name", RESULTS)
 @pytest.mark.parametrize("first", [0, 1])
-def test_results_have_their_bits_again_after_a_setting_has_changed(
-    name: str, first: int, change: Callable[[str, int], None]
-) -> None:
+def test_results_have_their_bits_again_after_a_setting_has_changed(name, first, change):
     of, make = RESULTS[name]
     data = torch.rand(131072)
     with checked_session():
@@ -159,9 +155,7 @@ def test_results_have_their_bits_again_after_a_setting_has_changed(
         assert torch.equal(y, expected)
 
 
-def test_operators_of_other_threads_wait_while_a_recomputation_has_the_process_settings(
-    change: Callable[[str, int], None],
-) -> None:
+def test_operators_of_other_threads_wait_while_a_recomputation_has_the_process_settings(change):
     inside, go_on = threading.Event(), threading.Event()
     runs = 0
 

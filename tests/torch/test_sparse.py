@@ -4,7 +4,6 @@ Nested tensors of layout strided: many sizes in one storage, for which nobody ca
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -78,9 +77,7 @@ USES: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("make", [coo, csr, csc, twice])
 @pytest.mark.parametrize("use", USES)
-def test_evicted_values_of_a_sparse_tensor_are_read_and_results_computed_again(
-    make: Callable[[Tensor], Tensor], use: str
-) -> None:
+def test_evicted_values_of_a_sparse_tensor_are_read_and_results_computed_again(make, use):
     """What it is made of comes back for the first run, and for the second one."""
     expected = USES[use](make(values()))
     with checked_session(debug="tiny:0"):
@@ -99,9 +96,7 @@ def test_evicted_values_of_a_sparse_tensor_are_read_and_results_computed_again(
 
 
 @pytest.mark.parametrize("log", [None, "log"])
-def test_a_view_that_computes_sparse_indices_anew_reads_what_is_there(
-    log: str | None, tmp_path: Path
-) -> None:
+def test_a_view_that_computes_sparse_indices_anew_reads_what_is_there(log, tmp_path):
     """In an op log views are recorded."""
     of = None if log is None else tmp_path / log
     with dtr_alloc.session("unlimited", device="cpu", log=of):
@@ -112,7 +107,7 @@ def test_a_view_that_computes_sparse_indices_anew_reads_what_is_there(
         assert torch.equal(sparse.select(0, 3).to_dense(), twice(values()).to_dense()[3])
 
 
-def test_a_sparse_tensor_that_is_overwritten_is_a_new_version() -> None:
+def test_a_sparse_tensor_that_is_overwritten_is_a_new_version():
     with checked_session():
         held = values()
         sparse = coo(held)
@@ -125,7 +120,7 @@ def test_a_sparse_tensor_that_is_overwritten_is_a_new_version() -> None:
         assert torch.equal(sparse.to_dense(), 2 * coo(values()).to_dense())
 
 
-def test_a_sparse_tensor_is_pinned_with_all_it_is_made_of() -> None:
+def test_a_sparse_tensor_is_pinned_with_all_it_is_made_of():
     with checked_session():
         held = values()
         sparse = coo(held)
@@ -182,7 +177,7 @@ def train(bag: bool, optimizer: str) -> list[Tensor]:
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("bag", [True, False])
-def test_embeddings_with_sparse_gradients_train_under_swap(bag: bool, optimizer: str) -> None:
+def test_embeddings_with_sparse_gradients_train_under_swap(bag, optimizer):
     found = assert_trains_in(0.9, partial(train, bag, optimizer), swap=64 * MIB)
     assert found["swaps"] > 0
 
@@ -206,7 +201,7 @@ def convolve() -> list[Tensor]:
     return [parameter.detach() for parameter in (score, *layers.parameters())]
 
 
-def test_a_network_over_a_sparse_graph_trains_under_a_budget() -> None:
+def test_a_network_over_a_sparse_graph_trains_under_a_budget():
     assert_trains_in(0.7, convolve)
 
 

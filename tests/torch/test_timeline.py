@@ -3,7 +3,6 @@
 import re
 import threading
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +21,7 @@ def take_steps(count: int) -> None:
         optimizer.step()
 
 
-def test_stats_are_of_the_session_and_count_its_steps() -> None:
+def test_stats_are_of_the_session_and_count_its_steps():
     for steps in (3, 2):
         with dtr_alloc.session(budget="64MiB", device="cpu"):
             assert dtr_alloc.stats()["recorded_ops"] == 0
@@ -36,7 +35,7 @@ def test_stats_are_of_the_session_and_count_its_steps() -> None:
     assert dtr_alloc.stats()["session_seconds"] == ended["session_seconds"] > 0
 
 
-def test_a_long_session_keeps_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_session_keeps_few_rows(monkeypatch):
     monkeypatch.setattr(timeline, "MOST", 8)
     with dtr_alloc.session(budget="64MiB", device="cpu"):
         take_steps(41)
@@ -45,7 +44,7 @@ def test_a_long_session_keeps_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [row.steps for row in found.steps] == [8, 16, 24, 32, 40]
 
 
-def test_what_may_be_evicted_is_part_of_what_is_allocated_at_each_moment() -> None:
+def test_what_may_be_evicted_is_part_of_what_is_allocated_at_each_moment():
     with dtr_alloc.session(budget="64MiB", device="cpu"):
         found = api.active().timeline
         assert found is not None
@@ -117,7 +116,7 @@ class Page(HTMLParser):
     ("ending", "status", "words"),
     [("", 0, "The budget costs"), ("torch.ones(64 << 20) + 1", 1, "Raise the budget")],
 )
-def test_the_page_of_a_run(tmp_path: Path, ending: str, status: int, words: str) -> None:
+def test_the_page_of_a_run(tmp_path, ending, status, words):
     """It has its pictures whatever modules are called."""
     (tmp_path / "job_$.py").write_text(JOB + ending)
     settings = {"budget": "16MiB", "report": "{pid}.html", "heuristic": "marginal"}

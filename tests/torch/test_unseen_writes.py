@@ -59,7 +59,7 @@ def computed() -> Tensor:
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("has_dependents", [True, False])
 def test_what_a_result_holds_now_and_what_was_computed_from_it_keep_their_bits(
-    writer: str, has_dependents: bool
+    writer, has_dependents
 ):
     with checked_session():
         buffer = computed()
@@ -176,9 +176,7 @@ BY_OPERATOR: list[Callable[[Tensor, int], object]] = [
 
 
 @pytest.mark.parametrize("writer", [by_numpy, *BY_OPERATOR])
-def test_a_write_into_one_batch_leaves_what_another_batch_made(
-    writer: Callable[[Tensor, int], None],
-):
+def test_a_write_into_one_batch_leaves_what_another_batch_made(writer):
     rows = torch.from_numpy(np.ones((100, COUNT), dtype=np.float32))
     with checked_session():
         first, second, third = [rows[i : i + 2] * 2 for i in (0, 2, 98)]
@@ -232,7 +230,7 @@ def test_memory_that_pytorch_made_before_the_session_is_looked_at_like_ours():
 @pytest.mark.parametrize(
     ("giver", "before"), [*((giver, False) for giver in GIVERS), ("numpy", True)]
 )
-def test_where_others_hold_the_address_of_older_memory_every_byte_counts(giver: str, before: bool):
+def test_where_others_hold_the_address_of_older_memory_every_byte_counts(giver, before):
     """Also where NumPy got it before the session."""
     tensors = older()
     held = [GIVERS[giver](tensor) for tensor in tensors if before]
@@ -299,6 +297,6 @@ NETS: dict[str, Callable[[], tuple[torch.nn.Module, Tensor]]] = {
 
 
 @pytest.mark.parametrize("net", NETS)
-def test_what_operators_write_in_training_is_no_unseen_write(net: str):
+def test_what_operators_write_in_training_is_no_unseen_write(net):
     torch.manual_seed(0)
     assert train_and_count_unseen_writes(*NETS[net]()) == 0

@@ -34,14 +34,14 @@ def job(version: str, prepare: str, status: int = 1) -> subprocess.CompletedProc
     return python("-W", "ignore", "-c", CHILD, version, prepare, status=status, **environ)
 
 
-def test_an_older_one_is_refused_before_anything_of_it_is_used() -> None:
+def test_an_older_one_is_refused_before_anything_of_it_is_used():
     unload = "for name in [n for n in sys.modules if n.startswith('dtr_alloc')]:"
     refused = job(OLD, f"{unload} del sys.modules[name]\ndel torch._C")
     (line,) = refused.stderr.splitlines()
     assert f"PyTorch {OLD} is older than any that dtr_alloc works with (tried: {TRIED})" in line
 
 
-def test_a_newer_one_is_tried_and_that_is_said_in_a_line() -> None:
+def test_a_newer_one_is_tried_and_that_is_said_in_a_line():
     done = job(NEW, "", status=0)
     assert done.stdout == "2000.0\n"
     assert done.stderr == f"dtr_alloc: {NEWER}\n"
@@ -59,12 +59,12 @@ def test_a_newer_one_is_tried_and_that_is_said_in_a_line() -> None:
     ],
     ids=["import", "start", "compiler"],
 )
-def test_what_fails_under_a_newer_one_is_named_with_it(prepare: str, what: str) -> None:
+def test_what_fails_under_a_newer_one_is_named_with_it(prepare, what):
     failed = job(NEW, prepare)
     assert what in failed.stderr
     assert f". {NEWER}, which may be why. " in failed.stderr.splitlines()[-1]
 
 
-def test_the_oldest_is_what_the_package_asks_for() -> None:
+def test_the_oldest_is_what_the_package_asks_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["optional-dependencies"]["torch"] == [f"torch>={OLDEST[0]}.{OLDEST[1]}"]
