@@ -41,28 +41,16 @@ def address_order(pool):
     return [(block.address, block.size_bytes, block.state) for block in pool.snapshot()]
 
 
-class TestInAFreeHole:
-    """Of each driver's pools, mapped and fixed."""
-
-    def test_an_address_that_no_block_can_have_gives_nothing(self, pool, chunk):
-        base = base_of(pool)
-        before = address_order(pool)
-        for offset in (1, 64, 128, GRAIN - 1, chunk + 64):
-            assert pool.try_at(chunk, base + offset) == NOTHING, "off the grain"
-        for address in (0, GRAIN, base - GRAIN, base - chunk, 2**64 - GRAIN, 2**64 - 1):
-            assert pool.try_at(chunk, address) == NOTHING, "outside of the pool"
-        for size in (8 * chunk + 1, 9 * chunk, 1 << 62, NO_LIMIT):
-            assert pool.try_at(size, base) == NOTHING, "more than the budget"
-        assert address_order(pool) == before
-
-    def test_room_is_not_asked_for(self, pool, chunk):
-        asked = []
-        pool.set_room(lambda size, stream: asked.append(size))
-        block = pool.allocate(chunk)
-        assert pool.try_at(chunk, block) == (0, [block], 1)
-        assert pool.try_at(8 * chunk, block) == (0, [block], 1)
-        assert asked == []
-        pool.set_room(None)
+def test_an_address_that_no_block_can_have_gives_nothing(pool, chunk):
+    base = base_of(pool)
+    before = address_order(pool)
+    for offset in (1, 64, 128, GRAIN - 1, chunk + 64):
+        assert pool.try_at(chunk, base + offset) == NOTHING, "off the grain"
+    for address in (0, GRAIN, base - GRAIN, base - chunk, 2**64 - GRAIN, 2**64 - 1):
+        assert pool.try_at(chunk, address) == NOTHING, "outside of the pool"
+    for size in (8 * chunk + 1, 9 * chunk, 1 << 62, NO_LIMIT):
+        assert pool.try_at(size, base) == NOTHING, "more than the budget"
+    assert address_order(pool) == before
 
 
 def test_those_in_the_way_are_counted_and_named_up_to_the_capacity(make_pool, chunk):
@@ -82,6 +70,7 @@ def test_those_in_the_way_are_counted_and_named_up_to_the_capacity(make_pool, ch
 
 def test_small_requests_have_none(pool, has_slabs, chunk):
     base = base_of(pool)
+    assert pool.try_outside(1) == pool.try_outside(100) == 0
     assert pool.try_at(1, base) == NOTHING
     assert pool.try_at(2048, base) == NOTHING
     assert pool.try_at(2049, base) == given_at(base)
@@ -93,6 +82,7 @@ def test_small_requests_have_none(pool, has_slabs, chunk):
 def test_pools_without_addresses_have_none(driver):
     with NativePool(driver, budget=16 * MIB) as pool:
         block = pool.allocate(MIB)
+        assert pool.try_outside(MIB) == 0
         for address in (0, 4096, block, block + 2 * MIB):
             assert pool.try_at(MIB, address) == NOTHING
         pool.free(block)
@@ -316,7 +306,7 @@ def test_a_block_is_given_exactly_where_nothing_is_in_the_way_and_memory_remains
 # ---- A place outside of a range, and copies between blocks ----
 
 
-def test_the_room_callback_is_not_asked_and_nothing_changes(make_pool, chunk):
+def test_room_is_not_asked_for_and_nothing_changes(make_pool, chunk):
     with make_pool(4, reserve=0) as pool:
         asked = []
         pool.set_room(lambda size, stream: asked.append(size))
@@ -325,6 +315,8 @@ def test_the_room_callback_is_not_asked_and_nothing_changes(make_pool, chunk):
         before = address_order(pool)
         assert pool.try_outside(2 * chunk) == 0
         assert pool.try_outside(chunk, blocks[1], blocks[1] + chunk) == 0
+        assert pool.try_at(chunk, blocks[0]) == (0, blocks[:1], 1)
+        assert pool.try_at(4 * chunk, blocks[0]) == (0, [blocks[0], *blocks[2:]], 3)
         assert address_order(pool) == before
         assert asked == []
         pool.set_room(None)
@@ -346,14 +338,6 @@ def test_a_packed_place_costs_no_chunk():
         assert pool.try_outside(CHUNK // 2, places[1], high, packed=True) == 0
         assert pool.stats().reserved_bytes == before
         pool.verify()
-
-
-def test_small_requests_and_counted_pools_have_none():
-    with NativePool("host") as pool:
-        assert pool.try_outside(100) == 0
-        assert pool.try_outside(0) == 0
-    with NativePool("counted") as pool:
-        assert pool.try_outside(MIB) == 0
 
 
 def test_a_copy_has_the_bytes(pool, chunk):

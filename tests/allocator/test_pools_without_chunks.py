@@ -1,10 +1,11 @@
-"""Memory that nobody can touch once it is freed. Needs the native build."""
+"""Pools without chunks, beside what test_contract.py has: memory that nobody can touch once it is
+freed, and memory that is only counted. Needs the native build."""
 
 import os
 
 import pytest
 from commands import python_with_pools
-from native_pool import DriverFailed, NativePool, OutOfMemory, fill, read
+from native_pool import DriverFailed, Invalid, NativePool, OutOfMemory, fill, read
 
 PAGE = os.sysconf("SC_PAGESIZE")
 GIB = 2**30
@@ -100,3 +101,31 @@ def test_other_faults_are_not_called_ours():
     )
     assert "Segmentation fault" in done.stderr
     assert "dtr_alloc" not in done.stderr
+
+
+def test_sizes_are_not_rounded_and_nothing_is_lost_between_blocks():
+    with pytest.raises(Invalid, match="budget_bytes is 0"):
+        NativePool("counted", budget=0)
+    with NativePool("counted", budget=1000) as pool:
+        sizes = [1, 7, 300, 692]
+        blocks = [pool.allocate(size) for size in sizes]
+        assert len(set(blocks)) == 4
+        assert pool.stats().allocated_bytes == 1000
+        assert pool.stats().largest_free_bytes == 0
+        with pytest.raises(OutOfMemory, match=r"requested 1 .*budget 1000 "):
+            pool.allocate(1)
+        pool.free(blocks[0])
+        pool.free(blocks[2])
+        assert pool.stats().largest_free_bytes == 301
+        pool.allocate(301)  # no hole is as large
+        assert pool.stats().peak_allocated_bytes == 1000
+
+
+def test_an_address_is_never_handed_out_twice():
+    with NativePool("counted", budget=10) as pool:
+        seen = set()
+        for _ in range(100):
+            block = pool.allocate(10)
+            assert block not in seen
+            seen.add(block)
+            pool.free(block)
