@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 from native_fixtures import SANITIZERS, cpp_program
 from native_pool import FREE, IN_USE, NativePool, OutOfMemory, WrongState, ffi, lib
-from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, release
+from toy import CONSTANT, MUTATE, PAGE, SCRATCH, WORDS, WRITE_ONLY, fan, release
 
 from dtr_alloc import heuristics
 from dtr_alloc.heuristics import COSTS, SIZES
@@ -206,8 +206,7 @@ class TestPresets:
 
     def test_lru_takes_what_was_used_longest_ago(self, make_toy):
         toy = make_toy(pages=16, heuristic="lru", room=lib.DTR_ROOM_SINGLE)
-        x = toy.unseen(WORDS)
-        a, b, c = (toy.one("f", x, parameter=i) for i in range(3))
+        _, a, b, c = fan(toy, 3)
         release(toy.one("g", a, words=8))
         assert self.evicted_first(toy, a, b, c) == 1
 
@@ -219,8 +218,7 @@ class TestPresets:
 
     def test_equal_scores_are_for_the_oldest(self, make_toy):
         toy = make_toy(pages=16, heuristic="c=none,m=none,s=0")
-        x = toy.unseen(WORDS)
-        tensors = [toy.one("f", x, parameter=i) for i in range(3)]
+        _, *tensors = fan(toy, 3)
         assert self.evicted_first(toy, *tensors) == 0
 
     def test_free_bytes_beside_a_block_count(self, make_toy):
@@ -248,8 +246,7 @@ class TestPresets:
 
     def test_recomputations_weigh(self, make_toy):
         toy = make_toy(pages=16, heuristic="c=none,m=none,s=0,r=2")
-        x = toy.unseen(WORDS)
-        a, b = (toy.one("f", x, parameter=i) for i in range(2))
+        _, a, b = fan(toy, 2)
         toy.evict(a)
         toy.materialize(a)
         assert self.evicted_first(toy, a, b) == 1
@@ -257,8 +254,7 @@ class TestPresets:
     def test_random_is_uniform_and_the_same_for_a_seed(self, make_toy):
         def choices(rounds):
             toy = make_toy(pages=16, heuristic="random")
-            x = toy.unseen(WORDS)
-            tensors = [toy.one("f", x, parameter=i) for i in range(5)]
+            x, *tensors = fan(toy, 5)
             toy.pin(tensors[2])
             chosen = []
             for _ in range(rounds):
@@ -275,8 +271,7 @@ class TestPresets:
 
     def test_random_finds_the_last_one_that_can_go(self, make_toy):
         toy = make_toy(pages=128, heuristic="random")
-        x = toy.unseen(WORDS)
-        tensors = [toy.one("f", x, parameter=i) for i in range(100)]
+        _, *tensors = fan(toy, 100)
         for tensor in tensors[:-1]:
             toy.pin(tensor)
         assert self.evicted_first(toy, *tensors) == 99
@@ -344,8 +339,7 @@ class TestCallback:
 
     def test_the_smallest_answer_is_evicted_and_infinity_is_last(self, make):
         toy = make(lambda candidate: math.inf if candidate.size_bytes == PAGE else -1.0)
-        x = toy.unseen(WORDS)
-        small = [toy.one("f", x, parameter=i) for i in range(2)]
+        x, *small = fan(toy, 2)
         large = toy.one("f", x, words=2 * WORDS)
         toy.unseen(12 * WORDS)
         assert [large.evicted, *(tensor.evicted for tensor in small)] == [True, False, False]
@@ -355,9 +349,7 @@ class TestCallback:
     def test_searches_are_measured_by_the_processor(self, make):
         """Another program that has the processor meanwhile is no cost of a search."""
         toy = make(lambda candidate: time.sleep(0.05) or 1.0)
-        x = toy.unseen(WORDS)
-        for i in range(10):
-            toy.one("f", x, parameter=i)
+        fan(toy, 10)
         toy.unseen(10 * WORDS)
         stats = toy.stats()
         assert stats.searches > 3
@@ -383,9 +375,7 @@ class TestCallback:
 
     def test_it_is_asked_about_all(self, make):
         toy = make(lambda candidate: candidate.id, pages=104)
-        x = toy.unseen(WORDS)
-        for i in range(100):
-            toy.one("f", x, parameter=i)
+        fan(toy, 100)
         toy.unseen(4 * WORDS)
         assert all(len(asked) <= 100 for asked in self.scores.asked)
         assert len(self.scores.asked[0]) > 98
@@ -399,9 +389,7 @@ class TestCallback:
     )
     def test_a_failure_fails_the_allocation_and_nothing_else(self, make, capsys, answer, message):
         toy = make(answer)
-        x = toy.unseen(WORDS)
-        for i in range(10):
-            toy.one("f", x, parameter=i)
+        x, *_ = fan(toy, 10)
         before = ffi.buffer(toy.pool.stats())[:]
         with pytest.raises(WrongState, match=message):
             toy.one("f", x, words=9 * WORDS)
@@ -423,8 +411,7 @@ class TestCallback:
             return candidate.id  # the oldest, and it is gone
 
         toy = make(answer)
-        x = toy.unseen(WORDS)
-        tensors = [toy.one("f", x, parameter=i) for i in range(6)]
+        _, *tensors = fan(toy, 6)
         doomed.append(tensors.pop(0))
         toy.unseen(10 * WORDS)
         assert [tensor.evicted for tensor in tensors].count(True) == 1
@@ -447,9 +434,7 @@ class TestCallback:
 
     def test_memory_of_its_own_must_fit(self, make):
         toy = make(lambda candidate: release(toy.unseen(9 * WORDS)) or 1.0)
-        x = toy.unseen(WORDS)
-        for i in range(8):
-            toy.one("f", x, parameter=i)
+        x, *_ = fan(toy, 8)
         with pytest.raises(WrongState, match="callback failed"):
             toy.one("f", x, words=8 * WORDS)
         toy.configure("lru")

@@ -1,7 +1,7 @@
 """What becomes of a storage that the framework let go of, under each policy."""
 
 import pytest
-from toy import CONSTANT, DEALLOCS, MUTATE, PAGE, WORDS, line, release
+from toy import CONSTANT, DEALLOCS, MUTATE, PAGE, WORDS, fan, line, release
 
 
 class TestDeath:
@@ -28,8 +28,7 @@ class TestDeath:
         assert len(toy.closures) <= 200
 
     def test_a_constant_that_dies_while_something_needs_it_is_kept_and_later_let_go(self, toy):
-        x = toy.unseen(WORDS)
-        results = [toy.one("f", x, parameter=i) for i in range(3)]
+        x, *results = fan(toy, 3)
         toy.evict(results[0])
         blocks = toy.pool.stats().live_blocks
         x.release()

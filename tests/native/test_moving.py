@@ -7,7 +7,7 @@ import pytest
 from native_fixtures import on_threads
 from native_pool import OutOfMemory, lib
 from stream_toy import LARGE, A, B
-from toy import MUTATE, PAGE, WORD, WORDS, all_right, by_name, line, release
+from toy import MUTATE, PAGE, WORD, WORDS, all_right, by_name, fan, line, release
 
 CHUNKS = 64 << 10  # of the fixed pools
 
@@ -193,8 +193,7 @@ class TestRescue:
         arena = toy.pool.arena_open()
         toy.pool.free(toy.pool.arena_allocate(arena, 4 * CHUNKS))
         words = CHUNKS // WORD
-        source = toy.unseen(words)
-        results = [toy.one("f", source, words=words, parameter=i) for i in range(4)]
+        source, *results = fan(toy, 4, words=words)
         assert toy.stats().evictions == 1
         assert toy.stats().contiguity_evictions == 0
         assert all_right(toy, source, *results)
@@ -202,8 +201,7 @@ class TestRescue:
     def test_what_only_waits_moves_before_it_yields(self, make_chunked_toy):
         toy = make_chunked_toy(8, moving=1)
         words = CHUNKS // WORD
-        source = toy.unseen(words)
-        parts = [toy.one("part", source, words=words, parameter=i) for i in range(4)]
+        source, *parts = fan(toy, 4, "part", words=words)
         wide = toy.one("wide", parts[0], words=2 * words)
         assert toy.evict(wide)
         last = toy.one("last", *parts, wide, words=words)
@@ -396,8 +394,7 @@ class TestOnStreams:
     def test_moves_are_timed_on_the_device_and_nobody_waits(self, make_stream_toy, fake_cuda):
         toy = make_stream_toy(24)
         with toy.on(A):
-            source = toy.unseen(LARGE)
-            made = [toy.one("f", source, words=LARGE, parameter=i) for i in range(4)]
+            source, *made = fan(toy, 4, words=LARGE)
             for seed in range(8):
                 toy.move_some(seed, 2)
             fake_cuda.hold(0)

@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import lib
-from toy import MUTATE, WORDS, WRITE_ONLY, line
+from toy import MUTATE, WORDS, WRITE_ONLY, fan, line
 
 
 class TestMutation:
@@ -111,8 +111,7 @@ class TestKeepingWhatIsOverwritten:
 
 class TestConstants:
     def test_a_constant_that_is_overwritten_settles_its_dependents_first(self, toy):
-        weight = toy.unseen(WORDS)
-        resident, evicted, dead = (toy.one("f", weight, parameter=i) for i in range(3))
+        weight, resident, evicted, dead = fan(toy, 3)
         below = toy.one("g", dead)
         dead.release()
         assert toy.evict(evicted)
@@ -141,8 +140,7 @@ class TestConstants:
 class TestPins:
     def test_inputs_of_a_running_operator_stay(self, make_toy):
         toy = make_toy(pages=8)
-        x = toy.unseen(WORDS)
-        inputs = [toy.one("f", x, parameter=i) for i in range(4)]
+        x, *inputs = fan(toy, 4)
         for i in range(4):
             toy.one("g", x, parameter=i)
         seen = []

@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import WrongState
-from toy import MUTATE, WORDS, Toy, chain, line, release
+from toy import MUTATE, WORDS, Toy, chain, fan, line, release
 
 
 class TestMakingRoom:
@@ -78,8 +78,7 @@ class TestHistory:
         assert toy.stats().live_ops <= 11
 
     def test_a_lower_limit_counts_from_the_next_operator_on(self, toy):
-        x = toy.unseen(WORDS)
-        results = [toy.one("f", x, parameter=i) for i in range(20)]
+        x, *results = fan(toy, 20)
         for result in results[::2]:
             toy.evict(result)
         toy.keep_history(5)
@@ -135,8 +134,7 @@ def test_a_result_that_differs_fails_the_rematerialization_and_stays_evicted(mak
 
 def test_only_each_nth_eviction_keeps_a_copy(make_toy):
     toy = make_toy(verify=3)
-    source = toy.unseen(WORDS)
-    results = [toy.one("f", source, words=WORDS, parameter=i) for i in range(7)]
+    _, *results = fan(toy, 7)
     for result in results:
         assert toy.evict(result)
     for result in results:

@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import OutOfMemory, WrongState, lib
-from toy import PAGE, WORDS, line, op_key, release, toys
+from toy import PAGE, WORDS, fan, line, op_key, release, toys
 
 
 class TestReset:
@@ -54,8 +54,7 @@ class TestReset:
 
     def test_if_not_all_fits_that_is_an_error_and_no_endless_exchange(self, make_toy):
         toy = make_toy(pages=8)
-        x = toy.unseen(WORDS)
-        results = [toy.one("f", x, parameter=i) for i in range(10)]
+        _, *results = fan(toy, 10)
         with pytest.raises(OutOfMemory):
             toy.materialize_all()
         assert toy.pool.stats().live_blocks == 8

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from native_pool import OutOfMemory, check, ffi, lib
-from toy import MUTATE, WORDS, WRITE_ONLY, Tensor, Toy
+from toy import MUTATE, WORDS, WRITE_ONLY, Tensor, Toy, line
 
 AFTER = 4
 PAGES = 32
@@ -41,8 +41,7 @@ def until_rest(toy: Toy, x: Tensor) -> None:
 
 def test_at_rest_contents_are_constants_without_records(make_toy):
     toy = make_toy(pages=PAGES, rest_after_ops=AFTER)
-    x = toy.unseen(WORDS)
-    y = toy.one("g", x)
+    x, y = line(toy, "g")
     until_rest(toy, x)
     stats = toy.stats()
     assert (stats.live_ops, stats.live_storages, stats.rests) == (0, 0, 1)

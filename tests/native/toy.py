@@ -679,6 +679,13 @@ def line(toy: Toy, *names: str, words: int = WORDS) -> list[Tensor]:
     return made
 
 
+def fan(toy: Toy, count: int, name: str = "f", words: int = WORDS) -> list[Tensor]:
+    """A constant, and so many results of it."""
+    made = [toy.unseen(words)]
+    made += [toy.one(name, made[0], words=words, parameter=i) for i in range(count)]
+    return made
+
+
 def chain(toy: Toy, first: Tensor, length: int, words: int = WORDS) -> Tensor:
     """Operators one after another, of which only the last result is kept."""
     last = first
