@@ -103,6 +103,14 @@ def test_what_is_outside_of_the_pools_memory_is_not_copied(make_pool):
             pool.host_free(host + 64)
         with pytest.raises(Invalid, match="size_bytes is 0"):
             pool.host_allocate(0)
+        large = pool.host_allocate(MIB)  # the addresses behind a block may have no memory
+        for call, to, source in (
+            *((pool.copy_out, large, block), (pool.copy_in, block, large)),
+            (pool.copy, block, block),
+        ):
+            with pytest.raises(Invalid, match="a range in a block in use"):
+                call(to, source, MIB)
+        pool.host_free(large)
         pool.host_free(host)
 
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from native_fixtures import few_or_many
+from native_fixtures import few_or_many, held_pool
 from native_pool import (
     IN_USE,
     KIB,
@@ -123,13 +123,10 @@ class TestOnStreams:
 
     @pytest.fixture
     def pool(self, fake_cuda):
-        fake_cuda.hold(1)
-        with NativePool("cuda", budget=8 * self.chunk) as pool:
+        for pool in held_pool(fake_cuda):
             for stream in (A, B):
                 pool.free(pool.allocate(100, stream))
-            self.base = base_of(pool)
             yield pool
-            fake_cuda.hold(0)
 
     def test_what_the_stream_itself_freed_serves_it_at_once(self, pool, fake_cuda):
         block = pool.allocate(4 * self.chunk, A)

@@ -191,10 +191,7 @@ def test_budgets_are_parts_of_the_peak_or_sizes(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ("--model", "pitorch"),
-            "there is no model 'pitorch' for --model; allowed: all, none",
-        ),
+        (("--model", "pitorch"), "there is no model 'pitorch' for --model; allowed: all, none"),
         (("--budget", "much"), "no size or ratio in budget 'much'"),
         (("--set", "page_bytes"), "allowed: NAME=VALUE"),
         (("--model", "first-fit", "--set", "page_bytes=1MiB"), "names none"),

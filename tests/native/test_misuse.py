@@ -97,20 +97,3 @@ def test_a_pin_of_an_evicted_tensor_holds_once_it_is_back(toy):
     toy.materialize(y)
     assert not toy.evict(y)
     assert toy.unpin(y)
-
-
-def test_copies_that_leave_the_block():
-    """The addresses behind a block may have no memory."""
-    out = ffi.new("void **")
-    with NativePool(budget=1 << 20) as pool:
-        address = pool.allocate(4096)
-        check(lib.dtr_pool_host_allocate(pool.handle, 1 << 20, out))
-        block, host = ffi.cast("void *", address), out[0]
-        for call in (lib.dtr_pool_copy_out, lib.dtr_pool_copy_in):
-            pointers = (host, block) if call == lib.dtr_pool_copy_out else (block, host)
-            check(call(pool.handle, *pointers, 4096, 0))
-            refused(call(pool.handle, *pointers, 1 << 20, 0), Invalid, "a range in a block in use")
-        status = lib.dtr_pool_copy(pool.handle, block, block, 1 << 20, 0, ffi.NULL)
-        refused(status, Invalid, "a range in a block in use")
-        check(lib.dtr_pool_host_free(pool.handle, host))
-        pool.free(address)

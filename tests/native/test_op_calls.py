@@ -6,11 +6,7 @@ import threading
 import pytest
 from native_fixtures import on_threads
 from native_pool import OutOfMemory, WrongState, ffi, lib
-from toy import (
-    PAGE,
-    WORDS,
-    line,
-)
+from toy import PAGE, WORDS, line
 
 
 class TestFailure:

@@ -56,17 +56,9 @@ def test_at_rest_contents_are_constants_without_records(make_toy):
     assert [tensor.is_right() for tensor in (x, y, z)] == [True] * 3
 
 
-def account(toy: Toy) -> None:
-    check(lib.dtr_engine_keep_account(toy.engine, 1))
-
-
 def capture(toy: Toy) -> None:
     with toy.capturing():
         pass
-
-
-def log(toy: Toy) -> None:
-    check(lib.dtr_op_log_set(toy.engine, 1))
 
 
 def fill(toy: Toy) -> None:
@@ -86,8 +78,8 @@ WAKERS: dict[str, Callable[[Toy], object]] = {
     "a budget that does not hold what is there": too_small_a_budget,
     "an eviction by hand": lambda toy: toy.evict(toy.unseen(WORDS)),
     "a graph that is captured": capture,
-    "an account of all memory": account,
-    "an op log": log,
+    "an account of all memory": lambda toy: lib.dtr_engine_keep_account(toy.engine, 1),
+    "an op log": lambda toy: lib.dtr_op_log_set(toy.engine, 1),
 }
 
 

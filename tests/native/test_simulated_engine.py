@@ -270,23 +270,11 @@ def test_bytes_and_heap_agree_where_nothing_is_lost_to_pages():
         ("both", [5, -1], "RELEASE's name, is -1"),
         ("both", [0, 0, 8, 1, 1, 1, 0, 1, 1, 8], "CALL's number of results, is 1"),
         ("both", [0, 0, 8, 1, 1, 1, 0, 1, 1, 8, 1], "CALL's alias, is 1; allowed: -1 to 0"),
-        (
-            "both",
-            [0, 0, 8, 2, 1, 1, 0, 1, 1],
-            "index of an argument, is 1; allowed: -1 to 0",
-        ),
-        (
-            "both",
-            [0, 0, 8, 2, 1, 1, 0, 1, -2],
-            "index of an argument, is -2; allowed: -1 to 0",
-        ),
+        ("both", [0, 0, 8, 2, 1, 1, 0, 1, 1], "index of an argument, is 1; allowed: -1 to 0"),
+        ("both", [0, 0, 8, 2, 1, 1, 0, 1, -2], "index of an argument, is -2; allowed: -1 to 0"),
         ("both", [0, 0, 8, 3, 1, 1], "number 5, COPY's source, is 1; allowed: 0"),
         ("simrd", [0, 0, 8, 4, 1, 0], "destination"),
-        (
-            "runtime",
-            [0, 0, 8, 5, 0, 1, 1, 1, 0, 1, 1, 8, -1],
-            "a name that stands for something",
-        ),
+        ("runtime", [0, 0, 8, 5, 0, 1, 1, 1, 0, 1, 1, 8, -1], "a name that stands for something"),
         ("simrd", [1, 2**62, 0, 1, 0, 1, -1, 1, 2**62, 1, 0, 1, 1, 1, -1], "too large"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from made_up_trace import a_life, of_text
 
 from dtr_alloc.traces import trace_file
-from dtr_alloc.traces.trace import COLUMNS, TraceError
+from dtr_alloc.traces.trace import TraceError
 
 
 def made_up(events):
@@ -102,14 +102,6 @@ def test_each_allocation_has_its_end_and_a_moved_one_is_one():
     assert list(lifetimes.size_bytes) == [8, 8, 8]
 
 
-def test_the_same_address_on_another_device_is_another_block():
-    trace = of_text("A512 A512 F512")
-    trace.device[1] = trace.device[2] = 1
-    trace.validate()
-    assert list(trace.lifetimes().end) == [-1, 2]
-    assert list(trace.lifetimes().device) == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("events", "message"),
     [
@@ -147,9 +139,3 @@ def test_columns_kinds_names_and_times_are_checked(change, message):
     change(trace)
     with pytest.raises(TraceError, match=message):
         trace.validate()
-
-
-def test_the_columns_are_as_wide_as_the_format_says():
-    assert [array(column.typecode).itemsize for column in COLUMNS] == [
-        column.width for column in COLUMNS
-    ]
