@@ -1,18 +1,31 @@
 """What these tests compare: the bits of tensors before and after they were evicted."""
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 import dtr_alloc
+from bench.measure import Profile
 from bench.models.job import as_bytes
 
 MIB = 2**20
+T = TypeVar("T")
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(as_bytes(a), as_bytes(b))
+
+
+def profiled(run: Callable[[], T]) -> tuple[T, Profile]:
+    """What a function returns, and the bytes in use before it and at most."""
+    idle = dtr_alloc.stats()["allocated_bytes"]
+    dtr_alloc.reset_peak_stats()
+    found = run()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return found, Profile(idle, dtr_alloc.stats()["peak_allocated_bytes"])
 
 
 def assert_recomputes(make: Callable[[], Tensor | Sequence[Tensor]]) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from bits import MIB
+from bits import MIB, profiled
 from own_process import BACKEND, DEVICE, own_process
 from torch import nn
 
@@ -134,10 +134,7 @@ def test_a_channels_last_network_under_a_budget_keeps_layout_and_bits():
             layers += [nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 32, 3, padding=1)]
         model = nn.Sequential(*layers).to(DEVICE, memory_format=torch.channels_last)
         x = torch.randn(16, 3, 64, 64).to(DEVICE).to(memory_format=torch.channels_last)
-        idle = dtr_alloc.stats()["allocated_bytes"]
-        dtr_alloc.reset_peak_stats()
-        model(x).square().sum().backward()
-        shape = Profile(idle, dtr_alloc.stats()["peak_allocated_bytes"])
+        _, shape = profiled(lambda: model(x).square().sum().backward())
         state = [p.grad for p in model.parameters()] + list(model.buffers())
         return hashes({str(index): tensor for index, tensor in enumerate(state)}), shape
 
@@ -157,10 +154,7 @@ def test_a_convolution_gives_the_same_bits_down_to_where_its_tensors_do_not_fit(
         torch.manual_seed(4)
         model = nn.Conv2d(SIDE // 8, SIDE // 8, 3, padding=1).to(DEVICE)
         x = torch.randn(8, SIDE // 8, 64, 64).to(DEVICE).requires_grad_()
-        idle = dtr_alloc.stats()["allocated_bytes"]
-        dtr_alloc.reset_peak_stats()
-        model(x).square().sum().backward()
-        shape = Profile(idle, dtr_alloc.stats()["peak_allocated_bytes"])
+        _, shape = profiled(lambda: model(x).square().sum().backward())
         state = [x.grad, *(p.grad for p in model.parameters())]
         return hashes({str(index): tensor for index, tensor in enumerate(state)}), shape
 

@@ -4,12 +4,11 @@ import importlib.util
 
 import pytest
 import torch
-from bits import assert_recomputes, same_bits
+from bits import assert_recomputes, profiled, same_bits
 from own_process import DEVICE, own_process
 from torch import nn
 
 import dtr_alloc
-from bench.measure import Profile
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not here"
@@ -44,10 +43,7 @@ def test_compiled_layers_train_to_the_same_bits_under_a_budget():
     def gradients():
         torch.manual_seed(2)
         model.zero_grad()
-        idle = dtr_alloc.stats()["allocated_bytes"]
-        dtr_alloc.reset_peak_stats()
-        model(x).square().sum().backward()
-        shape = Profile(idle, dtr_alloc.stats()["peak_allocated_bytes"])
+        _, shape = profiled(lambda: model(x).square().sum().backward())
         return [parameter.grad.clone() for parameter in model.parameters()], shape
 
     gradients()  # compiles; what libraries keep for good is there from now on

@@ -1,7 +1,7 @@
 """Work on several streams: memory waits for the work that uses it, and bits stay the same."""
 
 import torch
-from bits import MIB, same_bits
+from bits import MIB, profiled, same_bits
 from own_process import BACKEND, DEVICE, busy, own_process
 from torch import nn
 
@@ -110,11 +110,8 @@ def test_batches_prefetched_on_a_side_stream_arrive_under_a_budget():
     torch.use_deterministic_algorithms(True)
     batches = [torch.randn(2 * WIDTH, WIDTH).pin_memory() for _ in range(6)]
     prefetched(batches[:1])  # what libraries keep for good is there from now on
-    dtr_alloc.reset_peak_stats()
-    held = dtr_alloc.stats()["allocated_bytes"]
-    expected = prefetched(batches)
-    peak = dtr_alloc.stats()["peak_allocated_bytes"]
-    dtr_alloc.set_budget(held + (peak - held) * 85 // 100)
+    expected, shape = profiled(lambda: prefetched(batches))
+    dtr_alloc.set_budget(shape.budget(0.85))
     got = prefetched(batches)
     assert dtr_alloc.stats()["evictions"] > 0
     assert same_bits(expected, got)
@@ -151,18 +148,14 @@ def test_a_model_on_two_streams_trains_to_the_same_bits():
         model = TwoStreams(side).to(DEVICE)
         x = torch.randn(8 * WIDTH, WIDTH // 2).to(DEVICE)
         torch.cuda.synchronize()
-        held = dtr_alloc.stats()["allocated_bytes"]
-        dtr_alloc.reset_peak_stats()
-        model(x).square().sum().backward()
-        torch.cuda.synchronize()
-        peak = dtr_alloc.stats()["peak_allocated_bytes"]
-        return [p.grad.cpu() for p in model.parameters()], held, peak
+        _, shape = profiled(lambda: model(x).square().sum().backward())
+        return [p.grad.cpu() for p in model.parameters()], shape
 
     gradients()  # what libraries keep for good is there from now on
-    expected, held, peak = gradients()
-    dtr_alloc.set_budget(held + (peak - held) * 7 // 10)
+    expected, shape = gradients()
+    dtr_alloc.set_budget(shape.budget(0.7))
     before = dtr_alloc.stats()["rematerializations"]
-    got, _, _ = gradients()
+    got, _ = gradients()
     assert dtr_alloc.stats()["rematerializations"] > before
     assert all(same_bits(a, b) for a, b in zip(expected, got, strict=True))
 

@@ -68,35 +68,39 @@ def test_as_many_graphs_are_compiled_and_the_bits_are_the_same(backend):
     assert graphs() == plain == (1, 0)
 
 
-def scaled(x: Tensor, y: Tensor) -> Tensor:
-    return (x.sin() * y + 1).relu()
+def parts(x: Tensor, y: Tensor) -> Tensor:
+    """Kernels that write parts of one buffer."""
+    return torch.cat([x.sin().mm(y), y.cos().mm(x) * 2], dim=1)
 
 
-def test_what_a_graph_gives_is_evicted_and_the_graph_is_called_again():
-    function = torch.compile(scaled, backend="inductor")
-    x, y = torch.linspace(-1, 1, 4096), torch.linspace(0, 2, 4096)
-    expected = function(x, y)
-    with checked_session():
-        x, y = torch.linspace(-1, 1, 4096), torch.linspace(0, 2, 4096)
+@pytest.mark.parametrize("budget", ["unlimited", "64MiB"])
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda x, y: (x.sin() * y + 1).relu(),
+        parts,
+        # Inductor draws one seed by an operator, and all others from that.
+        lambda x, y: nn.functional.dropout(x + y, 0.5) * 2,
+    ],
+    ids=["one kernel", "parts", "random numbers"],
+)
+def test_what_a_graph_gives_is_evicted_and_the_graph_is_called_again(of, budget):
+    function = torch.compile(of, backend="inductor")
+    x, y = torch.linspace(-1, 1, 4096).view(64, 64), torch.linspace(0, 2, 4096).view(64, 64)
+    torch.manual_seed(0)
+    expected, after = function(x, y), torch.get_rng_state()
+    with checked_session(budget):
+        x, y = x + 0, y + 0
+        torch.manual_seed(0)
         got = function(x, y)
+        assert torch.equal(got, expected)
         before = dtr_alloc.stats()["rematerializations"]
         assert torch.equal(evicted(got), expected)
-        assert dtr_alloc.stats()["rematerializations"] == before + 1
+        assert budget != "unlimited" or dtr_alloc.stats()["rematerializations"] == before + 1
         # Its inputs come back first.
-        total = evicted(x * 2)
-        assert torch.equal(function(total, y), function(x * 2, y))
-
-
-def test_random_numbers_of_a_graph_come_again():
-    """Inductor draws one seed by an operator, and all others from that."""
-    function = torch.compile(lambda x: nn.functional.dropout(x, 0.5) * 2, backend="inductor")
-    torch.manual_seed(0)
-    expected, after = function(torch.ones(4096)), torch.get_rng_state()
-    with checked_session():
+        evicted(x)
         torch.manual_seed(0)
-        got = function(torch.ones(4096))
-        assert torch.equal(got, expected)
-        assert torch.equal(evicted(got), expected)
+        assert torch.equal(function(x, y), expected)
         assert torch.equal(torch.get_rng_state(), after)
 
 
@@ -132,19 +136,6 @@ def test_a_compiled_job_trains_in_half_of_its_activation_memory(kind, scale, rec
     run = measure.train("compiled", shape.budget(0.5), 3, check=True, scale=scale)
     assert_same_bits(expected, run.state, "half of the activation memory")
     assert run.rematerializations > 0
-
-
-def test_kernels_that_write_parts_of_one_buffer_are_repeated():
-    def parts(x: Tensor, y: Tensor) -> Tensor:
-        return torch.cat([x.sin().mm(y), y.cos().mm(x) * 2], dim=1)
-
-    function = torch.compile(parts, backend="inductor")
-    x, y = torch.linspace(-1, 1, 64 * 64).view(64, 64), torch.linspace(0, 2, 64 * 64).view(64, 64)
-    expected = function(x, y)
-    with checked_session("64MiB"):
-        x, y = x + 0, y + 0
-        got = function(x, y)
-        assert torch.equal(evicted(got), expected)
 
 
 @pytest.mark.parametrize(

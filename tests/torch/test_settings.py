@@ -42,6 +42,8 @@ def flushes() -> bool:
 
 
 backends = torch.backends
+ON = ("cudnn_enabled", "cudnn_allow_tf32", "mkldnn_enabled", "nnpack_enabled")
+OFF = ("cudnn_benchmark", "cudnn_deterministic", "cublas_allow_tf32", "mkldnn_deterministic")
 SETTINGS = {
     "default_dtype": Setting(
         torch.set_default_dtype, torch.get_default_dtype, (torch.float32, torch.float64)
@@ -59,20 +61,14 @@ SETTINGS = {
         (False, True),
     ),
     "fill": attribute(torch.utils.deterministic, "fill_uninitialized_memory", True, False),
-    "cudnn.enabled": of_backend("cudnn_enabled", True, False),
-    "cudnn.benchmark": of_backend("cudnn_benchmark", False, True),
-    "cudnn.deterministic": of_backend("cudnn_deterministic", False, True),
-    "cudnn.allow_tf32": of_backend("cudnn_allow_tf32", True, False),
-    "cuda.matmul.allow_tf32": of_backend("cublas_allow_tf32", False, True),
     "mkldnn.matmul.fp32_precision": attribute(
         backends.mkldnn.matmul, "fp32_precision", "none", "bf16"
     ),
     "fp16_reduction": attribute(
         backends.cuda.matmul, "allow_fp16_reduced_precision_reduction", True, False
     ),
-    "mkldnn.enabled": of_backend("mkldnn_enabled", True, False),
-    "mkldnn.deterministic": of_backend("mkldnn_deterministic", False, True),
-    "nnpack": of_backend("nnpack_enabled", True, False),
+    **{name: of_backend(name, True, False) for name in ON},
+    **{name: of_backend(name, False, True) for name in OFF},
     **{n: attention(n) for n in ("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp")},
 }
 
@@ -127,7 +123,7 @@ RESULTS: dict[str, tuple[str, Callable[[Tensor], Tensor]]] = {
         lambda x: x.view(1024, -1) @ x.view(-1, 1024),
     ),
     "convolution": (
-        "mkldnn.enabled",
+        "mkldnn_enabled",
         lambda x: torch.conv2d(x.view(2, 16, 64, 64), x.view(16, 16, 32, 16)[:, :, :3, :3]),
     ),
     "sum": ("num_threads", lambda x: x.view(-1, 32).sum(0)),

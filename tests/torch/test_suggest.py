@@ -47,8 +47,11 @@ def asked(job, tmp_path):
 
     def ask(code=JOB, *arguments, options=(), **settings):
         (tmp_path / "job.py").write_text(code)
+        (folder := tmp_path / "temporary").mkdir(exist_ok=True)
         line = ("suggest", "--json", "found.json", *options, "job.py", *arguments)
-        done = command(*line, cwd=tmp_path, COLUMNS="100", **settings)
+        done = command(*line, cwd=tmp_path, COLUMNS="100", TMPDIR=str(folder), **settings)
+        assert max(map(len, done.stdout.splitlines())) <= 100
+        assert list(folder.glob("dtr-alloc-*")) == []
         words = " ".join(done.stdout.split())
         return words, json.loads((tmp_path / "found.json").read_text())
 
@@ -88,6 +91,11 @@ def test_the_budget_that_is_advised_does(job, asked, costs):
     words, found = asked(JOB, "1000", **costs)
     assert "step 7" in words
     assert "step 8" not in words  # ended within it: five were recorded, four timed
+    assert "Advised: DTR_ALLOC_BUDGET=" in words
+    assert (
+        "Only the first 9 steps were seen. What comes later may need more: an evaluation" in words
+    )
+    assert re.search(r"\(1\.\d\d, (with a plan that was found and played|without a plan)\)", words)
     held = found["observed"]["held_bytes"]
     assert held["parameters"] == held["gradients"] == PARAMETERS
     assert 2 * PARAMETERS <= held["optimizer states"] < 2.1 * PARAMETERS
@@ -206,21 +214,6 @@ def test_what_is_never_evicted_is_named_with_its_line_and_the_reason(asked):
     code = code.replace("    optimizer.zero_grad()\n", f"    optimizer.zero_grad(); {given}\n")
     words, _ = asked(code)
     assert "its address was given away: 512.00 KiB by aten.tanh.default (job.py:7)" in words
-
-
-def test_it_is_said_what_was_not_seen_and_whether_there_is_a_plan(job, tmp_path):
-    """And nothing is left in the temporary folder."""
-    folder = tmp_path / "temporary"
-    folder.mkdir()
-    said = job("-m", "dtr_alloc.cli", "suggest", "job.py", "1000", TMPDIR=str(folder)).stdout
-    assert max(map(len, said.splitlines())) <= 100
-    assert list(folder.glob("dtr-alloc-*")) == []
-    words = " ".join(said.split())
-    assert "Advised: DTR_ALLOC_BUDGET=" in words
-    assert (
-        "Only the first 9 steps were seen. What comes later may need more: an evaluation" in words
-    )
-    assert re.search(r"\(1\.\d\d, (with a plan that was found and played|without a plan)\)", words)
 
 
 STEP = """
