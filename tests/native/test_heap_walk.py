@@ -150,27 +150,27 @@ class TestMeasures:
         assert row.holes == [40, 40]
         assert row.measures.worst_evenness == 0.5
 
-    def test_what_is_free_and_not_in_the_block_that_was_made_room_for_is_lost(self):
-        # 100 bytes: A [0, 30), hole [30, 40), B [40, 60), hole [60, 75), C [75, 100). A request
-        # of 35 evicts B and gets [30, 65): it uses 10 + 5 of the 25 free bytes.
-        trace = trace_of("B0:100 S0:100 A0:30 A40:20 A75:25 R0:35 E40:20 F40:20 A30:35")
-        found = measures.of_walk(walk(trace))
-        assert found.mean_lost_at_evictions_bytes == 10
-        assert found.max_lost_at_evictions_bytes == 10
-        assert found.budget_bytes == 100
-        assert found.worst_event == 5
-
-    def test_nothing_is_lost_if_the_request_uses_all_that_is_free(self):
-        trace = trace_of("B0:100 S0:100 A0:80 R0:50 E0:80 F0:80 A50:50")
-        assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 0
-
-    def test_what_a_move_on_the_way_used_is_not_lost(self):
-        # The request of 40 evicts B [40, 60), and C [60, 70) moves to the hole [90, 100).
-        trace = trace_of(
-            "S0:120 A0:30 A40:20 A60:10 A70:20 R0:40 E40:20 F40:20 A90:10 <60:10 >90:10 "
-            "F60:10 A30:40"
-        )
-        assert measures.of_walk(walk(trace)).mean_lost_at_evictions_bytes == 20
+    @pytest.mark.parametrize(
+        ("events", "lost"),
+        [
+            # 100 bytes: A [0, 30), hole [30, 40), B [40, 60), hole [60, 75), C [75, 100). A request
+            # of 35 evicts B and gets [30, 65): it uses 10 + 5 of the 25 free bytes.
+            ("B0:100 S0:100 A0:30 A40:20 A75:25 R0:35 E40:20 F40:20 A30:35", 10),
+            ("B0:100 S0:100 A0:80 R0:50 E0:80 F0:80 A50:50", 0),  # it uses all that is free
+            # The request of 40 evicts B [40, 60), and C [60, 70) moves to the hole [90, 100).
+            (
+                "S0:120 A0:30 A40:20 A60:10 A70:20 R0:40 E40:20 F40:20 A90:10 <60:10 >90:10 "
+                "F60:10 A30:40",
+                20,
+            ),
+            ("S0:50 A0:50 R0:10 S50:10 A50:10", None),  # no eviction was forced
+        ],
+    )
+    def test_what_is_free_and_not_in_the_block_that_was_made_room_for_is_lost(self, events, lost):
+        found = measures.of_walk(walk(trace_of(events)))
+        assert found.mean_lost_at_evictions_bytes == found.max_lost_at_evictions_bytes == lost
+        if lost == 10:
+            assert (found.budget_bytes, found.worst_event) == (100, 5)
 
     def test_whole_chunks_that_can_be_mapped_elsewhere_are_not_lost(self):
         events = "S0:80 A0:5 A40:20 R0:30 E40:20 F40:20 A40:30"
@@ -180,10 +180,6 @@ class TestMeasures:
         assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 5
         trace.meta["devices"][0]["fixed"] = True
         assert measures.of_walk(walk(trace)).max_lost_at_evictions_bytes == 35 + 10
-
-    def test_room_that_was_made_without_an_eviction_is_no_forced_eviction(self):
-        trace = trace_of("S0:50 A0:50 R0:10 S50:10 A50:10")
-        assert measures.of_walk(walk(trace)).mean_lost_at_evictions_bytes is None
 
     def test_a_trace_that_allocates_nothing_is_an_error(self):
         with pytest.raises(TraceError, match="allocates nothing"):

@@ -100,29 +100,31 @@ def two_inputs(a_temporary, b_temporary):
 
 
 class TestWaiting:
-    def test_the_input_that_needs_most_memory_is_brought_back_first(self):
-        """With the other in hand it would not fit."""
-        log = two_inputs(500, 1000)
+    @pytest.mark.parametrize(
+        ("a_temporary", "b_temporary", "has_a", "budget", "status", "preemptions"),
+        [
+            # The input that needs most memory is brought back first: with the other in hand it
+            # would not fit.
+            (500, 1000, False, 1600, "ok", [0]),
+            # a is there and b is not, which needs its temporary's memory besides: a is preempted
+            # and comes back.
+            (100, 1000, True, 1600, "ok", [1]),
+            # What cannot be brought back together is out of memory after a few tries.
+            (1000, 1000, False, 2000, "ok", range(9)),
+            (1000, 1000, False, 1800, "oom", range(1, 9)),
+        ],
+    )
+    def test_inputs_are_brought_back_where_they_fit_one_after_the_other(
+        self, a_temporary, b_temporary, has_a, budget, status, preemptions
+    ):
+        log = two_inputs(a_temporary, b_temporary)
+        if has_a:
+            log.call("a", {"c": 100})
+            log.release("c")
         log.call("a b", {"end": 100})
-        run = run_log(log, 1600)
-        assert (run.status, run.preemptions) == ("ok", 0)
-
-    def test_an_input_of_the_op_is_preempted_and_comes_back(self):
-        """a is there and b is not, which needs its temporary's memory besides."""
-        log = two_inputs(100, 1000)
-        log.call("a", {"c": 100})
-        log.release("c")
-        log.call("a b", {"end": 100})
-        run = run_log(log, 1600)
-        assert (run.status, run.preemptions) == ("ok", 1)
-
-    def test_what_cannot_be_brought_back_together_is_out_of_memory_after_a_few_tries(self):
-        log = two_inputs(1000, 1000)
-        log.call("a b", {"end": 100})
-        assert run_log(log, 2000).status == "ok"
-        run = run_log(log, 1800)
-        assert run.status == "oom"
-        assert 1 <= run.preemptions <= 8
+        run = run_log(log, budget)
+        assert run.status == status
+        assert run.preemptions in preemptions
 
     @pytest.mark.parametrize("path", LOGS, ids=lambda path: path.name.split(".")[0])
     def test_on_the_way_to_the_smallest_budget_nothing_evicted_is_read(self, path):
