@@ -399,7 +399,20 @@ def call(args, result, time=1, size=8):
     ]
 
 
+WORKSPACE = {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "WORKSPACE", "TRACE": [f"+{DIGITS}"]}
+
+
+def mutate(count, **more):
+    """Of an argument that it has so many times."""
+    line = {"INSTRUCTION": "MUTATE", "NAME": "m", "ARGS": ["a"] * count, "TIME": "1"}
+    return {**line, "MUTATE": list(range(count)), **more}
+
+
 SMALL = log(*constant("a", 64), *call(["a"], "b", size=4096), *call(["b"], "c"))
+
+
+def no_memory(*_, **__):
+    raise MemoryError("no room for records")
 
 
 class TestLogs:
@@ -414,13 +427,7 @@ class TestLogs:
             (log(*constant("a", 2**59), *constant("b", 2**60)), "line 5: sizes of more than"),
             (log(*constant("a", 1), *call(["a"], "b", 2**61)), "line 4: times of more than"),
             (log(*constant("a" * 10**5, 1), *constant("a" * 10**5, 1)), "line 4: 'aaa"),
-            (
-                log(
-                    {"INSTRUCTION": "ANNOTATE", "ANNOTATION": "WORKSPACE", "TRACE": [f"+{DIGITS}"]},
-                    *call([], "a"),
-                ),
-                "an entry of WORKSPACE is '+999",
-            ),
+            (log(WORKSPACE, *call([], "a")), "an entry of WORKSPACE is '+999"),
         ],
     )
     def test_numbers_names_and_depths_without_end_are_named_with_their_line(
@@ -444,26 +451,11 @@ class TestLogs:
         refused(done, path, "a line has more than 16777216 bytes")
 
     def test_arguments_that_are_not_read_are_found_at_once(self, path):
-        mutate = {
-            "INSTRUCTION": "MUTATE",
-            "NAME": "m",
-            "ARGS": ["a"] * 16_000,
-            "TIME": "1",
-            "MUTATE": list(range(16_000)),
-            "UNREAD": list(range(15_999, -1, -1)),
-        }
-        path.write_text(log(*constant("a", 1), mutate))
+        path.write_text(log(*constant("a", 1), mutate(16_000, UNREAD=[*range(16_000)][::-1])))
         assert oplog.compile_log(path).code[-1] == ~15_999
 
     def test_an_operator_has_not_more_pairs_of_arguments_and_results_than_can_be_held(self, path):
-        mutate = {
-            "INSTRUCTION": "MUTATE",
-            "NAME": "m",
-            "ARGS": ["a"] * 20_000,
-            "TIME": "1",
-            "MUTATE": list(range(20_000)),
-        }
-        path.write_text(log(*constant("a", 1), mutate))
+        path.write_text(log(*constant("a", 1), mutate(20_000)))
         refused(dtr_alloc("simulate", path), path, "line 4: more than 268435456 pairs")
 
     def test_nothing_to_compute_and_nothing_to_hold_is_no_division_by_zero(self, tmp_path, path):
@@ -481,21 +473,15 @@ class TestLogs:
         refused(best("find", path, "--out", tmp_path / "out"), path, "its storage died")
 
     def test_memory_that_there_is_not_is_named(self, path, monkeypatch):
-        def none(*_):
-            raise MemoryError
-
         path.write_text(SMALL)
-        monkeypatch.setattr(oplog.format, "_decode", none)
+        monkeypatch.setattr(oplog.format, "_decode", no_memory)
         refused(dtr_alloc("simulate", path), path, bounded.OUT_OF_MEMORY)
 
     def test_a_command_that_needs_more_memory_than_there_is_says_so(
         self, path, monkeypatch, capsys
     ):
-        def none(*_, **__):
-            raise MemoryError("no room for records")
-
         path.write_text(SMALL)
-        monkeypatch.setattr(simulate, "run_log", none)
+        monkeypatch.setattr(simulate, "run_log", no_memory)
         with pytest.raises(SystemExit) as ended:
             cli.main(["simulate", str(path), "--jobs", "1"])
         assert ended.value.code == 2
