@@ -33,13 +33,9 @@ DEALLOCS = {
     "RuntimeV2Optimized": "ignore",
 }
 COUNTERS = {
-    "status": "status",
-    "clock": "clock",
+    **{name: name for name in ("status", "clock", "model_ops", "remat_ops", "collateral")},
     "model_compute": "model_cost",
     "remat_compute": "remat_cost",
-    "model_ops": "model_ops",
-    "remat_ops": "remat_ops",
-    "collateral": "collateral",
     "evict_forced": "forced",
     "evict_other": "other",
     "banish": "banished",

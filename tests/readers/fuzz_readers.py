@@ -138,19 +138,15 @@ def follow(rng: random.Random, trace: Trace, path: Path) -> None:
     formats.read(copy)
 
 
+SEMANTICS = ("simrd", "bytes"), *(("runtime", space) for space in simulate.SPACES)
+
+
 def use_log(rng: random.Random, path: Path) -> None:
     with named(path, oplog.LogError):
         program = oplog.compile_log(path)
         base = simulate.baseline(program)
         for _ in range(2):
-            semantics, space = rng.choice(
-                (
-                    ("simrd", "bytes"),
-                    ("runtime", "bytes"),
-                    ("runtime", "heap"),
-                    ("runtime", "fixed"),
-                )
-            )
+            semantics, space = rng.choice(SEMANTICS)
             with tolerated(ValueError):  # a sum that is too large, a budget of nothing
                 simulate.run_log(
                     *(program, rng.choice(("lru", "marginal", "dtr-eqclass", "random"))),
@@ -345,13 +341,8 @@ def main() -> None:
         return
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     with tempfile.TemporaryDirectory() as folder:
-        ran, found = fuzz(
-            Path(folder),
-            options.seconds,
-            jobs=options.jobs,
-            seed=options.seed,
-            names=options.target,
-        )
+        given = {"jobs": options.jobs, "seed": options.seed, "names": options.target}
+        ran, found = fuzz(Path(folder), options.seconds, **given)
     print(", ".join(f"{name} {count}" for name, count in ran.items()))
     for path, story in zip(keep(found), found.values(), strict=True):
         print(f"{path}: {story.strip().splitlines()[-1]:.200}")
