@@ -89,15 +89,6 @@ def test_pools_without_addresses_have_none(driver):
         assert pool.try_at(MIB, block) == NOTHING
 
 
-def test_a_small_one_of_a_fixed_pool_is_a_block_of_a_grain():
-    with NativePool("host-fixed", budget=8 * CHUNK, chunk=CHUNK) as pool:
-        at = base_of(pool) + 3 * GRAIN
-        assert pool.try_at(1, at) == given_at(at)
-        assert pool.block_bytes(at) == GRAIN
-        assert pool.try_at(1, at - GRAIN) == given_at(at - GRAIN)
-        assert pool.try_at(1, at) == (0, [at], 1)
-
-
 def test_the_reservations_end_is_the_last_that_there_is(maps_chunks, driver, chunk):
     # An eighth of the addresses is for slabs.
     with NativePool(driver, budget=8 * chunk, chunk=chunk, reserve=32 * chunk) as pool:
@@ -216,14 +207,16 @@ def test_a_block_is_given_exactly_where_nothing_is_in_the_way_and_memory_remains
     """Of a pool of 8 chunks whose requests are all large: it begins where it was asked for, others
     stay where and what they are, and it is given if and only if the chunks under it and under all
     others are no more than the budget's, or in a fixed pool lie below its end. A place outside of
-    a range is outside, and in a fixed pool it is given where there is one."""
+    a range is outside, and in a fixed pool it is given where there is one. All of this under each
+    placement policy that rounds no request."""
 
     @settings(max_examples=examples)
-    @given(steps=STEPS)
-    def run(steps):
+    @given(steps=STEPS, placement=st.integers(0, 2))
+    def run(steps, placement):
         budget = 8
         has_memory, is_fixed = kind.startswith("host"), "fixed" in kind
-        with NativePool(kind, budget=budget * CHUNK, chunk=CHUNK) as pool:
+        options = {"chunk": CHUNK, "placement": placement}
+        with NativePool(kind, budget=budget * CHUNK, **options) as pool:
             base = base_of(pool)
             live: dict[int, int] = {}
             values: dict[int, int] = {}

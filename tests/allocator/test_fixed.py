@@ -36,6 +36,11 @@ def test_all_addresses_can_be_used_and_none_beyond(pool):
     small = pool.allocate(1)
     assert pool.stats().reserved_bytes == CHUNK
     assert pool.block_bytes(small) == 256
+    at = small + 3 * 256
+    assert pool.try_at(1, at) == (at, [], 0)
+    assert pool.block_bytes(at) == 256
+    assert pool.try_at(1, at) == (0, [at], 1)
+    pool.free(at)
     rest = pool.allocate(16 * CHUNK - 256)
     assert rest == small + 256
     assert [block.state for block in pool.snapshot()] == [IN_USE, IN_USE]

@@ -268,13 +268,15 @@ SETTINGS = settings(stateful_step_count=40, suppress_health_check=list(HealthChe
 
 
 ON_CUDA = {"driver": "cuda", "chunk": 2 << 20}
+GIVES_BACK = {"keep": 5 << 20, "poison": 1, "placement": 2}
 MACHINES = {
     "host": {},
     # With streams, events completing at will, and failing driver calls.
     "cuda": ON_CUDA,
     # Idle memory goes back as soon as it can, and freed blocks are filled: at once, as the model
-    # writes at once, too.
-    "cuda that gives back": ON_CUDA | {"options": {"keep": 5 << 20, "poison": 1}, "hold": 2},
+    # writes at once, too. Blocks are placed from both ends.
+    "cuda that gives back": ON_CUDA
+    | {"options": {"keep": 5 << 20, "poison": 1, "placement": 2}, "hold": 2},
 }
 
 

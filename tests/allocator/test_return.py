@@ -33,15 +33,6 @@ def test_memory_above_the_limit_goes_back_in_batches(make_pool, chunk):
         pool.verify()
 
 
-def test_nothing_stays_if_the_limit_is_one_byte(make_pool):
-    with make_pool(chunks=64, keep=1) as pool:
-        kept = pool.allocate(pool.chunk // 2)
-        pool.free(pool.allocate(8 * pool.chunk))
-        assert pool.stats().reserved_bytes == pool.chunk
-        pool.free(kept)
-        assert pool.stats().reserved_bytes == 0
-
-
 def test_no_free_waits_for_the_device(fake_cuda):
     fake_cuda.hold(1)
     with NativePool("cuda", budget=8 * CHUNK, keep=1) as pool:

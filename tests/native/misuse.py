@@ -420,10 +420,16 @@ RANGES = {
     "uint16_t": (0, (1 << 16) - 1),
 }
 NUMBERS: dict[Any, int] = {  # others: 1
-    **{"capacity": LENGTH, "numbers": len(PROGRAM), "operators": 2, "device_index": -1},
+    "capacity": LENGTH,
+    "numbers": len(PROGRAM),
+    "operators": 2,
+    "device_index": -1,
     ("dtr_event_log_drain", "capacity"): SMALL,
     ("dtr_engine_add_pool", "device_type"): 3,
-    **{"device_type": 0, "budget_bytes": 256 * KIB, "size_bytes": 4 * KIB, "kind": 0},
+    "device_type": 0,
+    "budget_bytes": 256 * KIB,
+    "size_bytes": 4 * KIB,
+    "kind": 0,
     "dealloc": 0,
 }
 

@@ -285,16 +285,6 @@ def test_quotients_are_rounded_as_python_rounds_them(
     assert ours == [a / b for a, b in pairs]
 
 
-def test_a_stopped_run_leaves_nothing_behind() -> None:
-    program = linear_network(64)
-    stopped = simulate.run_log(program, "lru", 1)
-    assert stopped.status == "oom"
-    first = simulate.run_log(program, "dtr-full", 16)
-    again = simulate.run_log(program, "dtr-full", 16)
-    assert first.status == "ok"
-    assert first.decisions_sha256 == again.decisions_sha256
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_a_sample_has_the_square_root_of_the_candidates(seed: int) -> None:
     log = Log()
