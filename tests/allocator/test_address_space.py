@@ -212,17 +212,6 @@ def touch(address: int, size: int) -> None:
         fill(at, 1, 1)
 
 
-def test_trimmed_pages_go_back_to_the_system():
-    with NativePool("host", budget=64 * MIB) as pool:
-        before = resident_bytes()
-        address = pool.allocate(32 * MIB)
-        touch(address, 32 * MIB)
-        assert resident_bytes() - before > 30 * MIB
-        pool.free(address)
-        assert pool.trim() == 32 * MIB
-        assert resident_bytes() - before < 4 * MIB
-
-
 def test_remapping_never_holds_more_pages_than_the_budget():
     with NativePool("host", budget=16 * MIB) as pool:
         before = resident_bytes()

@@ -14,13 +14,6 @@ class TestMutation:
         assert toy.content(y) == y.expected()
         assert toy.recomputed == ["copy_"]
 
-    def test_an_overwrite_of_a_constant_makes_it_recomputable(self, toy):
-        """What torch.empty gives is a constant; zero_ or normal_ on it is a beginning."""
-        x = toy.unseen(WORDS)
-        assert not toy.evict(x)
-        toy.run("fill_", (x, WRITE_ONLY), parameter=3)
-        assert x.comes_back()
-
     def test_an_overwrite_of_a_constant_in_parts_makes_it_recomputable(self, toy):
         x = toy.unseen(WORDS)
         y = toy.unseen(WORDS)

@@ -206,10 +206,6 @@ class TestMemory:
         assert first == (MEMORY, [(2, 0), (2, 1), *parts])
         assert second == (MEMORY, parts)
 
-    def test_results_in_order_need_no_record(self, toy, log):
-        toy.run("f", results=[PAGE_WORDS, PAGE_WORDS])
-        assert len(log.take()) == 1
-
     def test_what_a_rematerialization_allocates_is_not_the_operators(self, toy, log):
         x = toy.one("f")
         y = toy.one("g", x)

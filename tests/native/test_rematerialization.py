@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import WrongState
-from toy import MUTATE, WORDS, Toy, chain, fan, line, release
+from toy import WORDS, Toy, chain, fan, line, release
 
 
 class TestMakingRoom:
@@ -57,16 +57,6 @@ class TestSeveralResults:
 
 
 class TestHistory:
-    def test_more_operators_than_the_limit_settle_the_oldest(self, make_toy):
-        toy = make_toy(history=10)
-        average = toy.one("zeros")
-        for i in range(50):
-            toy.run("average_", (average, MUTATE), parameter=i)
-            assert toy.stats().live_ops <= 11
-        toy.evict(average)
-        assert toy.content(average) == average.expected()
-        assert len(toy.recomputed) <= 50
-
     def test_an_evicted_storage_beyond_the_limit_is_brought_back(self, make_toy):
         toy = make_toy(history=10)
         x, old = line(toy, "f")
