@@ -6,6 +6,7 @@ build of torch; KEEP_HISTORIES=FOLDER writes those of this torch anew.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ except ImportError:  # the tests are skipped
 
 JOBS = Path(__file__).parent / "caching_jobs.py"
 MIB = 1 << 20
+EXPANDABLE = "expandable_segments:True"
 
 
 class Variant(NamedTuple):
@@ -28,7 +30,6 @@ class Variant(NamedTuple):
     settings: str = ""
     memory: int = 4096 * MIB
     fraction: float | None = None
-    options: dict[str, Any] = {}  # noqa: RUF012 - of the model; never changed
     kept: bool = False
 
 
@@ -38,37 +39,25 @@ VARIANTS = {
     "plain, training": Variant("train"),
     "plain, tight": Variant("brief", memory=128 * MIB, kept=True),
     "plain, long and tight": Variant("large", memory=420 * MIB),
-    "rounded to eighths": Variant(
-        "mixed", "roundup_power2_divisions:8", options={"roundup_power2_divisions": 8}
-    ),
-    "no large splits": Variant(
-        *("brief", "max_split_size_mb:20", 128 * MIB),
-        options={"max_split_bytes": 20 * MIB},
-        kept=True,
-    ),
-    "no large splits, long": Variant(
-        *("large", "max_split_size_mb:32", 420 * MIB), options={"max_split_bytes": 32 * MIB}
-    ),
-    "collecting": Variant(
-        *("brief", "garbage_collection_threshold:0.7", 256 * MIB, 0.5),
-        options={"collect_threshold": 0.7},
-        kept=True,
-    ),
-    "collecting, long": Variant(
-        *("large", "garbage_collection_threshold:0.7", 840 * MIB, 0.5),
-        options={"collect_threshold": 0.7},
-    ),
-    "expandable": Variant(
-        *("brief", "expandable_segments:True", 128 * MIB), options={"expandable": 1}, kept=True
-    ),
-    "expandable, long": Variant(
-        *("large", "expandable_segments:True", 420 * MIB), options={"expandable": 1}
-    ),
-    "expandable, a share of the device": Variant(
-        *("large", "expandable_segments:True", 840 * MIB, 0.5), options={"expandable": 1}
-    ),
-    "expandable, training": Variant("train", "expandable_segments:True", options={"expandable": 1}),
+    "rounded to eighths": Variant("mixed", "roundup_power2_divisions:8"),
+    "no large splits": Variant("brief", "max_split_size_mb:20", 128 * MIB, kept=True),
+    "no large splits, long": Variant("large", "max_split_size_mb:32", 420 * MIB),
+    "collecting": Variant("brief", "garbage_collection_threshold:0.7", 256 * MIB, 0.5, kept=True),
+    "collecting, long": Variant("large", "garbage_collection_threshold:0.7", 840 * MIB, 0.5),
+    "expandable": Variant("brief", EXPANDABLE, 128 * MIB, kept=True),
+    "expandable, long": Variant("large", EXPANDABLE, 420 * MIB),
+    "expandable, a share of the device": Variant("large", EXPANDABLE, 840 * MIB, 0.5),
+    "expandable, training": Variant("train", EXPANDABLE),
 }
+
+TOLD: dict[str, Callable[[str], dict[str, Any]]] = {
+    "": lambda _: {},
+    "roundup_power2_divisions": lambda value: {"roundup_power2_divisions": int(value)},
+    "max_split_size_mb": lambda value: {"max_split_bytes": int(value) * MIB},
+    "garbage_collection_threshold": lambda value: {"collect_threshold": float(value)},
+    "expandable_segments": lambda _: {"expandable": 1},
+}
+"""What the model is told of a setting."""
 
 
 def recorded(folder, variant):
@@ -83,7 +72,8 @@ def recorded(folder, variant):
         memory=variant.memory,
         chunk=2 * MIB,
     )
-    told = dict(variant.options, budget_bytes=variant.memory)
+    name, _, value = variant.settings.partition(":")
+    told = {**TOLD[name](value), "budget_bytes": variant.memory}
     if variant.fraction is not None:
         told |= {"budget_bytes": int(variant.memory * variant.fraction), "budget_is_fraction": 1}
     if TIES_BY_ADDRESS:

@@ -52,6 +52,13 @@ def evicted(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def address(tensor: Tensor) -> int:
+    """Read as a kernel of C++ reads it: nobody hears of it."""
+    from torch._C import _data_address
+
+    return getattr(_data_address, "__wrapped__", _data_address)(tensor)
+
+
 def fix_costs(path: Path) -> None:
     """Gives the signatures that were met costs that are the same on every machine."""
     costs = json.loads(path.read_text())

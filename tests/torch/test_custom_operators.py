@@ -4,6 +4,7 @@ import ctypes
 import gc
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,15 @@ class Library:
         name = f"{self.namespace}::{function.__name__}"
         return torch.library.custom_op(name, mutates_args=mutates_args)(function)
 
+    def counting(self, function: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+        """The operator `called`, of which each call counts."""
+
+        def called(x: Tensor) -> Tensor:
+            self.calls += 1
+            return function(x)
+
+        return self.define(called)
+
 
 _made = 0
 
@@ -49,7 +59,6 @@ def doubling(library: Library, after: int) -> tuple[Callable[..., Tensor], list[
     buffer: list[Tensor] = []
 
     def double(x: Tensor) -> Tensor:
-        library.calls += 1
         if library.calls <= after:
             return x * 2
         if not buffer:
@@ -57,7 +66,7 @@ def doubling(library: Library, after: int) -> tuple[Callable[..., Tensor], list[
             return buffer[0]
         return buffer[0].copy_(x * 2)
 
-    return library.define(double), buffer
+    return library.counting(double), buffer
 
 
 def gelu_of(library: Library) -> Callable[..., Tensor]:
@@ -70,11 +79,7 @@ def gelu_of(library: Library) -> Callable[..., Tensor]:
 
 @pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
 def test_sparse_arguments_and_results_are_tried_as_what_they_are_made_of(library, layout):
-    def doubled(x: Tensor) -> Tensor:
-        library.calls += 1
-        return (x.to_dense() * 2).to_sparse(layout=layout)
-
-    double = library.define(doubled)
+    double = library.counting(lambda x: (x.to_dense() * 2).to_sparse(layout=layout))
     dense = torch.eye(30) * 3
     with checked_session():
         given = (dense * 1).to_sparse(layout=layout)
@@ -208,11 +213,7 @@ def one_rank(tmp_path: Path) -> Iterator[None]:
 def test_what_does_not_repeat_is_found_out_at_once_and_runs_twice_at_most_once(
     library, function, calls, values, said, one_rank, capfd
 ):
-    def called(x: Tensor) -> Tensor:
-        library.calls += 1
-        return function(library, x)
-
-    operator = library.define(called)
+    operator = library.counting(partial(function, library))
     with checked_session():
         results = [operator(torch.zeros(1000)) for _ in range(3)]
         assert not any(dtr_alloc.evict(result) for result in results)
@@ -322,12 +323,11 @@ def test_a_buffer_that_an_operator_begins_to_use_while_it_runs_again_is_no_null_
 
 def test_an_interrupt_in_a_trial_is_the_jobs(library):
     def double(x: Tensor) -> Tensor:
-        library.calls += 1
         if library.calls == 2:
             raise KeyboardInterrupt
         return x * 2
 
-    operator = library.define(double)
+    operator = library.counting(double)
     with checked_session():
         with pytest.raises(KeyboardInterrupt):
             operator(torch.ones(1000))
@@ -336,11 +336,7 @@ def test_an_interrupt_in_a_trial_is_the_jobs(library):
 
 
 def test_a_trial_without_memory_for_it_shows_nothing(library):
-    def double(x: Tensor) -> Tensor:
-        library.calls += 1
-        return x * 2
-
-    operator = library.define(double)
+    operator = library.counting(lambda x: x * 2)
     elements = 2 * MIB // 4
     with checked_session(6 * MIB):  # for the argument and a result
         x = torch.ones(elements)

@@ -9,20 +9,13 @@ from tempfile import TemporaryFile
 import numpy as np
 import pytest
 import torch
-from harness import checked_session, evicted
+from harness import address, checked_session, evicted
 from torch import Tensor
 
 import dtr_alloc
 from dtr_alloc.core import StateError
 
 COUNT = 1000
-
-
-def address(tensor: Tensor) -> int:
-    """Read as a kernel of C++ reads it: nobody hears of it."""
-    from torch._C import _data_address
-
-    return getattr(_data_address, "__wrapped__", _data_address)(tensor)
 
 
 def write(tensor: Tensor, value: float, first: int = 0, count: int = COUNT) -> None:
