@@ -98,7 +98,6 @@ class Run:
     """What a job left behind."""
 
     output: str
-    errors: str
     status: int
     report: dict[str, Any]
 
@@ -162,7 +161,7 @@ def run(
     if clean:
         assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-4000:]
         assert (found["refused"], found["violations"]) == ([], [])
-    return Run(done.stdout, done.stderr, done.returncode, found)
+    return Run(done.stdout, done.returncode, found)
 
 
 # ---- In such a process.
