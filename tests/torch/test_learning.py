@@ -561,17 +561,19 @@ def grind(
     return {"error": error, "ones": ones, "times": times}
 
 
+@pytest.fixture(scope="module")
+def costs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with what the chain's operators cost."""
+    costs = tmp_path_factory.mktemp("chain") / "costs.json"
+    call(grind, 1 << 30, "off", costs)
+    fix_costs(costs)
+    return costs
+
+
 class TestThrash:
     BUDGET = 2 * 300 * 64 * 64 * 4 // 40
     ADVICE = re.compile(r"a budget of ([0-9.]+) MiB would do, with ([0-9.]+) times the compute")
     NONE = "No play of what ran so far confirms a budget that would do."
-
-    @pytest.fixture(scope="class")
-    def costs(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        costs = tmp_path_factory.mktemp("chain") / "costs.json"
-        self.run(1 << 30, "off", costs)
-        fix_costs(costs)
-        return costs
 
     def run(self, *arguments: object) -> tuple[dict[str, Any], list[str]]:
         """What came of the chain, and the lines on stderr."""
