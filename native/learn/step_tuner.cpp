@@ -287,8 +287,10 @@ void StepTuner::ran_again() {
       most * static_cast<double>(kStepsOfWindow) * static_cast<double>(pace_ns_))
     return;
   // What has just been computed again counts as used lately, so the next step may do as much: to know
-  // the next uses ends that.
-  if (!followed_ && step_.period > 0) usual_.heuristic.foresight = true;
+  // the next uses ends that. With e* a part of the first step that repeats, such as a layer, has it
+  // thrash.
+  if (!followed_ && step_.period > 0 && usual_.heuristic.cost == DTR_COST_MARGINAL)
+    usual_.heuristic.foresight = true;
   begin_anew();
 }
 

@@ -119,10 +119,11 @@ std::string Engine::slowness() const {
   return text;
 }
 
-// Where the marginal cost is far too low, the way of the DTR paper takes over: e*, plain staleness, and
-// single victims, as the members of a window would come back more than once, too.
-// Before the job would end, what the tuner has it follow goes, and next dtr-full takes over as it is
-// published, with all that has died let go. After each change the guard counts from there.
+// Where the marginal cost is far too low, the way of the DTR paper takes over: e*, the time since the
+// last use, and single victims, as the members of a window would come back more than once, too.
+// Before the job would end, what the tuner has it follow goes. Next, whatever the tuner has chosen,
+// dtr-full takes over as it is published, with all that has died let go. After each change the guard
+// counts from there.
 // A job that has become so slow that it had better end is told so, once (thrash_guard.h).
 void Engine::look_at_repeats(Transaction& call) {
   const dtr_engine_stats& stats = environment_.stats;
@@ -131,16 +132,11 @@ void Engine::look_at_repeats(Transaction& call) {
                           static_cast<int64_t>(stats.twice_cost_ns)};
   const Computed lately = computed - std::exchange(computed_, computed);
   repeat_rate_.note(lately);
-  if (repeat_rate_.is_high() && cost_model_.needs().shares) {
-    options_.heuristic.cost = DTR_COST_NEIGHBORHOOD;
-    options_.heuristic.staleness_exponent = 1;
-    options_.room = DTR_ROOM_SINGLE;
-    take_over();
-  }
+  if (repeat_rate_.is_high() && cost_model_.needs().shares) take_over();
   const bool warns = guard_.note(lately, tuner_ ? tuner_->step_ns() : 0);
   if (guard_.is_over() && tuner_ && tuner_->give_up()) return;
-  if (guard_.is_over() && repeat_rate_.has_taken_over() && dead_.policy() != Dealloc::eager) {
-    options_.heuristic.foresight = 0;
+  const bool may_choose = repeat_rate_.has_taken_over() || options_.learn >= DTR_LEARN_POLICY;
+  if (guard_.is_over() && may_choose && dead_.policy() != Dealloc::eager) {
     options_.dealloc = kDeallocNames[static_cast<size_t>(Dealloc::eager)];
     dead_.configure();
     take_over();
@@ -149,8 +145,11 @@ void Engine::look_at_repeats(Transaction& call) {
   std::fprintf(stderr, "%s %s\n", slowness().c_str(), advice(call, nullptr).c_str());
 }
 
-// The options have a heuristic that takes over.
 void Engine::take_over() {
+  options_.heuristic.cost = DTR_COST_NEIGHBORHOOD;
+  options_.heuristic.staleness_exponent = 1;
+  options_.heuristic.foresight = 0;
+  options_.room = DTR_ROOM_SINGLE;
   rescore();
   repeat_rate_.take_over();
 }

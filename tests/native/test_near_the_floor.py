@@ -60,11 +60,12 @@ class TestUnneededStorages:
         assert toy.recomputed == ["f", "o", "g", "h"]
 
 
-def test_before_a_job_ends_dtr_full_has_its_turn_as_it_is_published(make_toy):
-    """What has died goes at once then, though something evicted would begin with it."""
-    toy = make_toy(
-        pages=8, heuristic="marginal", dealloc="lazy", thrash=2, price=lambda operator: 10_000_000
-    )
+@pytest.mark.parametrize("learned", [{}, {"heuristic": "largest", "learn": lib.DTR_LEARN_POLICY}])
+def test_before_a_job_ends_dtr_full_has_its_turn_as_it_is_published(make_toy, learned):
+    """What has died goes at once then, though something evicted would begin with it. Where policies
+    are learned it has its turn after each."""
+    options = {"heuristic": "marginal", "dealloc": "lazy", "thrash": 2} | learned
+    toy = make_toy(pages=8, price=lambda operator: 10_000_000, **options)
     chain = line(toy, *(f"f{i}" for i in range(30)))
     goes_at_once = []
 
