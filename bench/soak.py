@@ -98,7 +98,7 @@ class Round:
         self.settings: dict[str, Any] = {
             "heuristic": replace(
                 preset := draw.choice([*PRESETS.values(), heuristics.PRESETS[heuristics.DEFAULT]]),
-                dealloc=draw.choice(["eager", "eager", "lazy", "ignore", "banish"]),
+                dealloc=draw.choice(["eager", "eager", "lazy", "auto", "ignore", "banish"]),
                 room=draw.choice([preset.room, preset.room, "single", "auto"]),
             ),
             "swap": draw.choice([None, 0, 1 << 20, 16 << 20]),

@@ -51,7 +51,7 @@ SELECTIONS = ("score", "random", "callback")
 """By their numbers in the C header (DTR_SELECT_...)."""
 ROOMS = ("auto", "single", "window")
 """By their numbers in the C header (DTR_ROOM_...)."""
-DEALLOCS = ("eager", "banish", "ignore", "lazy")
+DEALLOCS = ("eager", "banish", "ignore", "lazy", "auto")
 """By their numbers in the C header (DTR_DEALLOC_...)."""
 
 
@@ -107,7 +107,7 @@ class Heuristic:
     dealloc: str = "eager"
     """The treatment of a tensor that the job dropped while a closure may still need it. ``eager``
     evicts it at once. ``lazy`` leaves it until memory is needed, when it goes first (without a
-    budget it goes at once). ``ignore`` is as ``lazy``, without a budget and for constants, too.
+    budget it goes at once). ``auto`` is ``lazy`` while that pays, else ``eager``. ``ignore`` is as ``lazy``, without a budget and for constants, too.
     ``banish`` removes it for good as soon as nothing evicted depends on it, and never again evicts
     storages that were computed from it. One of DEALLOCS."""
     foresight: bool = False
@@ -171,8 +171,8 @@ PRESETS: Mapping[str, Heuristic] = MappingProxyType(
             Heuristic("dtr-eqclass", "component", "size", 1, room="single"),
             Heuristic("lru", "none", "none", 1, room="single"),
             Heuristic("coop", "component", "none", 1, room="window"),
-            Heuristic("marginal", "marginal", "size", 0.5, dealloc="lazy"),
-            Heuristic("adaptive", "marginal", "size", 0.5, dealloc="lazy", learns=True),
+            Heuristic("marginal", "marginal", "size", 0.5, dealloc="auto"),
+            Heuristic("adaptive", "marginal", "size", 0.5, dealloc="auto", learns=True),
         )
     }
 )

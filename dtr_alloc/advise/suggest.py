@@ -143,7 +143,7 @@ def suggest(
             space="heap",
             chunk_bytes=chunk_bytes,
             outputs=False,
-            dealloc="lazy",
+            dealloc="auto",
             move_bytes_per_s=MOVE_BYTES_PER_S[device],
             max_recompute=None if budget_bytes is None else int((SLOWEST - 1) * base.model_cost),
         )

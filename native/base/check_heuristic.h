@@ -27,7 +27,7 @@ inline void check(const dtr_heuristic& heuristic) {
 
 inline void check(const dtr_simulation_options& options) {
   check(options.heuristic);
-  require_between("dealloc", options.dealloc, DTR_DEALLOC_EAGER, DTR_DEALLOC_LAZY);
+  require_between("dealloc", options.dealloc, DTR_DEALLOC_EAGER, DTR_DEALLOC_AUTO);
   require_between("max_recompute", options.max_recompute, -1, INT64_MAX);
 }
 

@@ -23,13 +23,25 @@ const Storage* keeps_from_banishing(const Storage* storage) {
 }  // namespace
 
 // As long as nothing had to be evicted, memory is not short, and nothing is gained by keeping it.
-// What costs less than a search for it later goes at once. A plan knows what is used later.
-bool DeadStorages::keeps_for_later(const Storage* storage) const {
-  constexpr int64_t kLeastCostNs = 20'000;
+// What costs less than a search for it later goes at once. A plan knows what is used later. Beside the
+// search, new contents take memory that is in no cache while others are kept. So under auto all that is
+// kept may cost so much more than recomputations have gained by it: a hundredth of the compute, and a
+// quarter of what was computed again, where more can be gained.
+bool DeadStorages::keeps_for_later(Storage* storage) {
+  constexpr int64_t kKeepNs = 20'000;
+  constexpr uint64_t kOfOwn = 100, kOfRepeated = 4;
   if (storage->when_dropped != WhenDropped::by_policy)
     return storage->when_dropped == WhenDropped::stays;
-  return policy_ == Dealloc::lazy && environment_.stats.evictions > evictions_ &&
-         cost_of(storage) >= kLeastCostNs;
+  if (!keeps_until_needed() || environment_.stats.evictions <= evictions_ ||
+      cost_of(storage) < kKeepNs)
+    return false;
+  const dtr_engine_stats& stats = environment_.stats;
+  const uint64_t credit_ns = stats.total_cost_ns / kOfOwn + stats.recompute_cost_ns / kOfRepeated;
+  if (policy_ == Dealloc::automatic && keeping_ns_ - saved_ns_ > static_cast<int64_t>(credit_ns))
+    return false;
+  keeping_ns_ += kKeepNs;
+  storage->kept_for_later = true;
+  return true;
 }
 
 bool DeadStorages::keeps_memory(Storage* storage, Deferred& deferred) {

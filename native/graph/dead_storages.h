@@ -9,6 +9,7 @@
 //   lazy    kept, evictable, once something had to be evicted, if its operator costs 20 us or more:
 //           until its memory is needed, what is computed from it costs less to bring back. Others,
 //           and constants, go as under eager;
+//   auto    as under lazy while that pays, else as under eager;
 //   banish  removed for good once no dependent is evicted: its dependents forget their
 //           parent and cannot be evicted any more, and its record goes. Until then it is
 //           as under ignore, and tried again whenever one of its dependents was unlocked
@@ -45,7 +46,7 @@ class DeadStorages {
   }
   Dealloc policy() const { return policy_; }
   // Whether a constant is settled when it dies, if that costs no memory.
-  bool settles_constants() const { return policy_ == Dealloc::eager || policy_ == Dealloc::lazy; }
+  bool settles_constants() const { return policy_ == Dealloc::eager || keeps_until_needed(); }
 
   // The handle of a resident storage died. True: the engine owns the memory from now on
   // (R5). False: it goes back.
@@ -66,6 +67,7 @@ class DeadStorages {
   bool settle(Storage* constant, uint64_t most_bytes, Deferred& deferred);
   // A rematerialization has used it.
   void note_source(Storage* storage, bool* used) {
+    if (storage->kept_for_later) saved_ns_ += cost_of(storage);
     if (storage->kept >= 0 && settles_constants()) storage->is_source = *used = true;
   }
   // The rematerialization is done. What it was computed from was kept because it was evicted: where
@@ -94,8 +96,10 @@ class DeadStorages {
   void check(const std::vector<Storage*>& storages) const;
 
  private:
-  // Under lazy.
-  bool keeps_for_later(const Storage* storage) const;
+  bool keeps_until_needed() const {
+    return policy_ == Dealloc::lazy || policy_ == Dealloc::automatic;
+  }
+  bool keeps_for_later(Storage* storage);
   // Where that takes no more than what goes with the constant, which is locked; whether it is done.
   // One by one, an optimizer's states and a weight that depends on them would keep the gradient of
   // each step.
@@ -108,7 +112,8 @@ class DeadStorages {
   Lifecycle& lifecycle_;
   Settling& settling_;
   Dealloc policy_ = Dealloc::eager;
-  uint64_t evictions_ = 0;  // before the policy
+  uint64_t evictions_ = 0;                 // before the policy
+  int64_t keeping_ns_ = 0, saved_ns_ = 0;  // by what is kept for later
   std::vector<Storage*> constants_;
   std::vector<Storage*> queue_;  // to be tried; null: gone meanwhile
   uint64_t to_banish_ = 0;       // storages that are

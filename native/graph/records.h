@@ -151,6 +151,7 @@ struct alignas(64) Storage {
   uint32_t output = 0;     // index in its parent's outputs
   bool unwritten = false;  // R16
   WhenDropped when_dropped = WhenDropped::by_policy;
+  bool kept_for_later = false;     // dead, and resident ever since
   bool to_banish = false;          // dead, and to go for good as soon as possible (R9)
   bool queued = false;             // to be tried when the call is done
   bool constant_for_good = false;  // parameters, escapes: overwriting keeps it a constant

@@ -90,6 +90,7 @@ void StorageLifecycle::become_evicted(Storage* storage, EvictionCause cause) {
   storage->address = nullptr;
   storage->state = State::evicted;
   storage->prefetched = false;
+  storage->kept_for_later = false;
   parts_.unwritten.forget(storage);
   update_candidate(storage);
   if (!storage->lost) parts_.costs.evicted(storage);

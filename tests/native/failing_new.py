@@ -34,7 +34,7 @@ class Job:
     def __init__(self, seed):
         self.draw = random.Random(seed)
         heuristic = self.draw.choice(["dtr-eqclass", "marginal", "lru"])
-        dealloc = self.draw.choice(["eager", "banish", "ignore", "lazy"])
+        dealloc = self.draw.choice(["eager", "banish", "ignore", "lazy", "auto"])
         swap = self.draw.choice([0, self.pages * PAGE])
         pool = NativePool(budget=self.pages * PAGE)
         self.toy = Toy(pool, heuristic=heuristic, dealloc=dealloc, swap_bytes=swap)

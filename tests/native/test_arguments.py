@@ -33,7 +33,7 @@ class TestArguments:
         ("field", "value", "message"),
         [
             *HEURISTICS,
-            ("dealloc", ffi.new("char[]", b"never"), "allowed: eager, banish, ignore, lazy"),
+            ("dealloc", ffi.new("char[]", b"never"), "allowed: eager, banish, ignore, lazy, auto"),
             ("history_ops", 0, "history_ops is 0; allowed: 1 and more"),
             ("room", 3, "room is 3; allowed: 0 to 2"),
             ("moving", 2, "moving is 2"),
@@ -95,7 +95,7 @@ class TestSimulations:
         [
             *HEURISTICS,
             ("max_recompute", -2, "max_recompute is -2; allowed: -1 to"),
-            ("dealloc", 4, "dealloc is 4; allowed: 0"),
+            ("dealloc", 5, "dealloc is 5; allowed: 0"),
         ],
     )
     def test_an_option_that_is_not_allowed_is_named_in_both_semantics(self, field, value, message):

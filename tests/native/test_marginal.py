@@ -121,6 +121,21 @@ def test_under_lazy_it_does_once_something_was_evicted(evicted, held, time, expe
     assert evicted(log, (1 + held) * UNIT, dealloc="lazy") == ["first", *expected]
 
 
+@pytest.mark.parametrize("evicted", ["runtime"], indirect=True)
+def test_under_auto_what_nothing_uses_is_kept_for_a_hundredth_of_the_compute(evicted):
+    """Each costs 20 us, and goes when the memory is needed."""
+    log, rounds, time = with_data(), 400, 30_000
+    log.call("x", {"first": UNIT}, time=1)
+    for i in range(rounds):
+        log.call("x", {f"a{i}": UNIT}, time=time)
+        log.call(f"a{i}", {f"s{i}": UNIT}, time=time)
+        log.release(f"a{i}")
+        if i > 0:
+            log.release(f"s{i - 1}")
+    kept = [name for name in evicted(log, (1 + 3) * UNIT, dealloc="auto") if name[0] == "a"]
+    assert len(kept) == pytest.approx(2 * rounds * time / 100 / 20_000, abs=2)
+
+
 def test_e_star_takes_over_where_parts_of_a_chain_come_back_again_and_again():
     """Of a recurrent net the marginal cost alone makes 2.6 times the compute, and e* 2.1."""
     log = with_data()

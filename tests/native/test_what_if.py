@@ -179,13 +179,12 @@ def test_the_first_search_of_a_chain_takes_work_in_proportion_to_its_operators(c
     assert found.learned_cost < 1.02 * min(run.remat_cost / run.model_cost for run in published)
 
 
-def test_a_plan_is_made_of_a_schedule_that_does_worse_with_more_memory():
-    """There are addresses for more than the budget, and the schedule for that repeats too much."""
+def test_a_recurrent_net_has_a_plan_that_costs_less_than_half_of_the_rule():
     program = repeated(oplog.compile_log(LOGS / "lstm_unroll.log.xz"), STEPS)
-    found = simulate.play_step(program, int(0.65 * peak_of(program)), maps_on="cpu")
+    found = simulate.play_step(program, int(0.6 * peak_of(program)), maps_on="cpu")
     assert found.is_planned
     assert found.learned_cost < found.usual_cost / 2
-    assert found.first_work < 12_000_000
+    assert found.first_work < 17_000_000
 
 
 def test_without_learning_it_is_the_usual_policy_alone(steps):

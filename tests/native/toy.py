@@ -29,7 +29,7 @@ WORD = 8
 PAGE = 4096
 WORDS = PAGE // WORD
 """Of a tensor of one page."""
-DEALLOCS = ("eager", "banish", "ignore", "lazy")
+DEALLOCS = ("eager", "banish", "ignore", "lazy", "auto")
 MEASURED = -1
 
 toys = _lab.lib

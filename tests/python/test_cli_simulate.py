@@ -91,7 +91,7 @@ def test_a_picture_is_drawn_if_it_is_asked_for(tmp_path):
     [
         (["--budget", "0"], "--budget: 0 bytes in budget '0'; allowed: ratios"),
         (["--heuristic", "best"], "--heuristic: unknown heuristic 'best'; allowed: dtr-full"),
-        (["--dealloc", "never"], "--dealloc: 'never'; allowed: eager, banish, ignore, lazy"),
+        (["--dealloc", "never"], "--dealloc: 'never'; allowed: eager, banish, ignore, lazy, auto"),
         (
             ["--heuristic", "dtr-eqclass", "--dealloc", "banish"],
             "heuristic 'dtr-eqclass' with dealloc 'banish'",

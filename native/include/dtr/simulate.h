@@ -28,7 +28,8 @@ enum {
   DTR_DEALLOC_EAGER = 0,
   DTR_DEALLOC_BANISH = 1,
   DTR_DEALLOC_IGNORE = 2,
-  DTR_DEALLOC_LAZY = 3 /* in simrd's semantics the same as ignore: it pins all constants */
+  DTR_DEALLOC_LAZY = 3, /* in simrd's semantics the same as ignore: it pins all constants */
+  DTR_DEALLOC_AUTO = 4  /* likewise */
 };
 
 typedef struct dtr_simulation_options {
