@@ -107,9 +107,10 @@ class Heuristic:
     dealloc: str = "eager"
     """The treatment of a tensor that the job dropped while a closure may still need it. ``eager``
     evicts it at once. ``lazy`` leaves it until memory is needed, when it goes first (without a
-    budget it goes at once). ``auto`` is ``lazy`` while that pays, else ``eager``. ``ignore`` is as ``lazy``, without a budget and for constants, too.
-    ``banish`` removes it for good as soon as nothing evicted depends on it, and never again evicts
-    storages that were computed from it. One of DEALLOCS."""
+    budget it goes at once). ``auto`` is as ``lazy`` while that pays, else as ``eager``. ``ignore``
+    is as ``lazy``, without a budget and for constants, too. ``banish`` removes it for good as soon
+    as nothing evicted depends on it, and never again evicts storages that were computed from it.
+    One of DEALLOCS."""
     foresight: bool = False
     """Whether ``s`` is the time until the next use, if the job repeats its steps."""
     learns: bool = False

@@ -50,6 +50,22 @@ def test_every_block_of_a_random_heap_lands_where_its_policy_says(policy):
     assert compared > 1000
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_pool_works_under_every_policy(policy, make_pool):
+    with make_pool(chunks=16, placement=POLICIES[policy]) as pool:
+        live = []
+        for step in range(200):
+            size = (step * 7919) % (2 * pool.chunk) + 1
+            if step % 3 == 2 or len(live) > 5:
+                pool.free(live.pop(step % len(live)))
+            live.append(pool.allocate_hinted(size, step % 3, stream=step % 2 * 16))
+            pool.verify()
+            while len(live) > 4:
+                pool.free(live.pop(0))
+        for address in live:
+            pool.free(address)
+
+
 def test_size_classes_share_slabs_below_an_eighth_of_a_chunk():
     with NativePool("simulated", budget=4096 * KIB, chunk=512 * KIB, placement=3) as pool:
         first = pool.allocate(33 * KIB)
