@@ -109,8 +109,7 @@ class Heuristic:
     evicts it at once. ``lazy`` leaves it until memory is needed, when it goes first (without a
     budget it goes at once). ``auto`` is as ``lazy`` while that pays, else as ``eager``. ``ignore``
     is as ``lazy``, without a budget and for constants, too. ``banish`` removes it for good as soon
-    as nothing evicted depends on it, and never again evicts storages that were computed from it.
-    One of DEALLOCS."""
+    as nothing evicted depends on it, and never again evicts its dependents. One of DEALLOCS."""
     foresight: bool = False
     """Whether ``s`` is the time until the next use, if the job repeats its steps."""
     learns: bool = False
