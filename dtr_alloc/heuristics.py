@@ -107,7 +107,7 @@ class Heuristic:
     dealloc: str = "eager"
     """The treatment of a tensor that the job dropped while a closure may still need it. ``eager``
     evicts it at once. ``lazy`` leaves it until memory is needed, when it goes first (without a
-    budget it goes at once). ``auto`` is as ``lazy`` while that pays, else as ``eager``. ``ignore``
+    budget it goes at once). ``auto`` is ``eager`` where ``lazy`` does not pay. ``ignore``
     is as ``lazy``, without a budget and for constants, too. ``banish`` removes it for good as soon
     as nothing evicted depends on it, and never again evicts its dependents. One of DEALLOCS."""
     foresight: bool = False

@@ -26,7 +26,8 @@ const Storage* keeps_from_banishing(const Storage* storage) {
 // What costs less than a search for it later goes at once. A plan knows what is used later. Beside the
 // search, new contents take memory that is in no cache while others are kept. So under auto all that is
 // kept may cost so much more than recomputations have gained by it: a hundredth of the compute, and a
-// quarter of what was computed again, where more can be gained.
+// quarter of what was computed again, where more can be gained. A device whose replays cost its host's
+// time has no such cache, so there auto is lazy.
 bool DeadStorages::keeps_for_later(Storage* storage) {
   constexpr int64_t kKeepNs = 20'000;
   constexpr uint64_t kOfOwn = 100, kOfRepeated = 4;
@@ -37,7 +38,9 @@ bool DeadStorages::keeps_for_later(Storage* storage) {
     return false;
   const dtr_engine_stats& stats = environment_.stats;
   const uint64_t credit_ns = stats.total_cost_ns / kOfOwn + stats.recompute_cost_ns / kOfRepeated;
-  if (policy_ == Dealloc::automatic && keeping_ns_ - saved_ns_ > static_cast<int64_t>(credit_ns))
+  const bool has_cache = environment_.replay_ns + environment_.options.replay_ns == 0;
+  if (policy_ == Dealloc::automatic && has_cache &&
+      keeping_ns_ - saved_ns_ > static_cast<int64_t>(credit_ns))
     return false;
   keeping_ns_ += kKeepNs;
   storage->kept_for_later = true;
