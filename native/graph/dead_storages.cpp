@@ -38,8 +38,7 @@ bool DeadStorages::keeps_for_later(Storage* storage) {
     return false;
   const dtr_engine_stats& stats = environment_.stats;
   const uint64_t credit_ns = stats.total_cost_ns / kOfOwn + stats.recompute_cost_ns / kOfRepeated;
-  const bool has_cache = environment_.replay_ns + environment_.options.replay_ns == 0;
-  if (policy_ == Dealloc::automatic && has_cache &&
+  if (policy_ == Dealloc::automatic && storage->parent->replay_ns == 0 &&
       keeping_ns_ - saved_ns_ > static_cast<int64_t>(credit_ns))
     return false;
   keeping_ns_ += kKeepNs;
