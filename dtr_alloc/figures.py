@@ -124,7 +124,7 @@ def advice(stats: Mapping[str, Any], error: BaseException | None = None) -> str:
     if stats["budget_bytes"] >= UNLIMITED_BYTES:
         return "There was no budget; `dtr-alloc suggest` says which would do, and what it costs."
     if stats["evictions"] == 0:
-        return f"Nothing was evicted: {peak} would have been enough, and less may do."
+        return f"This process evicted nothing: {peak} would have been enough, and less may do."
     if (of_budget(stats, "peak_kept_bytes") or 0) > FULL:
         return (
             "Most of the budget is never evicted (`--report=all` says what): swapping "

@@ -66,7 +66,7 @@ def test_the_figures_come_first_and_all_counters_when_asked_for():
     ("changed", "limit", "advice"),
     [
         ({"out_of_memory_errors": 2}, "2 allocations failed", "or `dtr-alloc suggest`, says"),
-        ({"evictions": 0}, "never reached", "512.00 MiB would have been enough"),
+        ({"evictions": 0}, "never reached", "This process evicted nothing: 512.00 MiB"),
         ({"budget_bytes": 2**64 - 1}, "bytes", "There was no budget"),
         ({"peak_kept_bytes": 2**30}, "unevictable memory: 100%", "sharding"),
         ({"contiguity_evictions": 12000}, "fragmentation: at 97%", "costs 45 % of"),
