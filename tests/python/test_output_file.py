@@ -169,16 +169,16 @@ def interrupted_everywhere(function):
             nonlocal left
             left -= event == "line"
             if left == 0:
-                sys.settrace(None)
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt  # which ends the tracing
             return trace
 
         def run():
+            before = sys.gettrace()
             sys.settrace(trace)
             try:
                 function()
             finally:
-                sys.settrace(None)
+                sys.settrace(before)
 
         try:
             run()
