@@ -3,6 +3,7 @@
 import copy
 import ctypes
 import io
+import os
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -439,6 +440,9 @@ def test_what_is_not_guarded_stays_as_it_was():
             *(*escapes.STORAGE_SWAPS, "__setitem__"),
         } & (before[0].keys() | before[1].keys())
     assert members() == before
+    if not (child := os.fork()):
+        os._exit(members() != before)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])

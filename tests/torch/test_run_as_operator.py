@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -119,14 +120,28 @@ def test_without_a_budget_it_is_just_called():
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
 def test_what_it_raises_passes_and_the_session_goes_on(error):
-    def fails(x: Tensor) -> Tensor:
-        raise error("of the kernel")
+    """Also where it is its argument that cannot be computed again, and it did not begin."""
+    calls = 0
+
+    def fails_later(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise error("of the kernel")
+        return sine(x)
 
     with checked_session():
         x = torch.linspace(-1, 1, 4096) * 3
-        with pytest.raises(error, match="of the kernel"):
-            dtr_alloc.run_as_operator(fails, x)
+        y = evicted(dtr_alloc.run_as_operator(fails_later, x))
+        forgotten = []
+        for fails, argument in ((lambda x: fails_later(x), x), (lambda x: sine(x), y)):
+            forgotten.append(weakref.ref(fails))
+            with pytest.raises(error, match="of the kernel"):
+                dtr_alloc.run_as_operator(fails, argument)
+        del fails, argument, y
         assert torch.allclose(evicted(dtr_alloc.run_as_operator(sine, x)), torch.sin(x))
+        gc.collect()
+        assert [function for function in forgotten if function() is not None] == []
 
 
 Table = Callable[[Tensor, Tensor], Tensor]

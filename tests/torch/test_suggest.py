@@ -222,6 +222,8 @@ import torch
 import dtr_alloc
 
 model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+model.register_buffer("counted as a parameter", model[0].weight.detach())
+model.register_buffer("without a storage", torch.eye(64).to_sparse())
 optimizer = torch.optim.SGD(model.parameters())
 x = torch.randn(1024, 64)
 
@@ -270,7 +272,8 @@ def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
     assert found["observed"]["steps"] == 5
     parameters = 8 * (64 * 64 + 64) * 4
     suggestion = found["suggestion"]
-    assert suggestion["held_bytes"]["parameters"] == parameters
+    held = suggestion["held_bytes"]
+    assert (held["parameters"], held["buffers"]) == (parameters, 0)
     assert suggestion["peak_bytes"] > parameters + 8 * 1024 * 64 * 4
     made = [
         each for each in found["observed"]["fullest"] if each["operator"] == "aten.addmm.default"
