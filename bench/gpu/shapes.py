@@ -74,11 +74,13 @@ class Gpt2Medium(ShapedJob):
     BATCH, TOKENS, WIDTH, HEADS, LAYERS, VOCABULARY = 6, 1024, 1024, 16, 24, 50304
 
     def build(self) -> None:
-        gpt = Gpt(self.VOCABULARY, self.TOKENS, self.WIDTH, self.HEADS, self.LAYERS, dropout=0.1)
-        self.model = self.add_module("gpt2", gpt)
+        self.model = self.add_module("model", self.make_model())
         self.optimizers["adamw"] = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         shape = (self.batch(self.BATCH), self.TOKENS + 1)
         self.ids = torch.randint(self.VOCABULARY, shape, device=self.device)
+
+    def make_model(self) -> nn.Module:
+        return Gpt(self.VOCABULARY, self.TOKENS, self.WIDTH, self.HEADS, self.LAYERS, dropout=0.1)
 
     def train(self, i: int) -> Tensor:
         self.optimizers["adamw"].zero_grad()

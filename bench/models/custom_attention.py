@@ -48,11 +48,13 @@ attention.register_autograd(_backward, setup_context=_keep)
 class Block(GptBlock):
     """With the operator for its attention."""
 
+    attention = staticmethod(attention)
+
     def attend(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
         heads = (batch, tokens, self.heads, width // self.heads)
         q, k, v = (part.view(heads).transpose(1, 2) for part in self.qkv(x).chunk(3, dim=-1))
-        return self.proj(attention(q, k, v)[0].transpose(1, 2).reshape(batch, tokens, width))
+        return self.proj(self.attention(q, k, v)[0].transpose(1, 2).reshape(batch, tokens, width))
 
 
 class CustomGpt(TransformerJob):

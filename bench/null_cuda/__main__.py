@@ -92,6 +92,7 @@ class Trainers:
             "NULL_CUDA_DEVICE_SCALE": str(self.device_scale),
             "DTR_ALLOC_HEURISTIC": rule,
             "DTR_ALLOC_DEBUG": debug,
+            "DTR_ALLOC_TRUST": "null_cuda",  # a trial would compare what nobody computed
         }
         if clock:
             variables |= {"NULL_CUDA_PRICES": prices(), "NULL_CUDA_HOST_SCALE": str(HOST_SCALE)}

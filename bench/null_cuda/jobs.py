@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bench.gpu.shapes import Gpt2Medium, ShapedJob
+from bench.models.custom_attention import Block
 
 
 class LlamaBlock(nn.Module):
@@ -57,12 +58,8 @@ class Llama(Gpt2Medium):
 
     BATCH, LAYERS, VOCABULARY = 4, 32, 32000
 
-    def build(self) -> None:
-        shape = (self.VOCABULARY, self.TOKENS, self.WIDTH, self.HEADS, self.LAYERS)
-        self.model = self.add_module("llama", LlamaModel(*shape))
-        self.optimizers["adamw"] = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
-        ids = (self.batch(self.BATCH), self.TOKENS + 1)
-        self.ids = torch.randint(self.VOCABULARY, ids, device=self.device)
+    def make_model(self) -> nn.Module:
+        return LlamaModel(self.VOCABULARY, self.TOKENS, self.WIDTH, self.HEADS, self.LAYERS)
 
 
 class Bert(Gpt2Medium):
@@ -71,4 +68,44 @@ class Bert(Gpt2Medium):
     BATCH, TOKENS, VOCABULARY = 32, 128, 30522
 
 
-JOBS: dict[str, type[ShapedJob]] = {"gpt2_medium": Gpt2Medium, "llama": Llama, "bert": Bert}
+@torch.library.custom_op("null_cuda::attention", mutates_args=())
+def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """FlashAttention as a library gives it: the output, and the log of the summed exponents."""
+    return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True)[:2]
+
+
+@torch.library.custom_op("null_cuda::attention_backward", mutates_args=())
+def attention_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, output: Tensor, summed: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        grad, q, k, v, output, summed, None, None, q.shape[-2], k.shape[-2], 0.0, True, None, None
+    )
+
+
+attention.register_autograd(
+    lambda ctx, grad, _: attention_backward(grad, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs, *output),
+)
+
+
+class CustomBlock(Block):
+    attention = staticmethod(attention)
+
+
+class CustomGpt2(Gpt2Medium):
+    """GPT-2 medium whose attention is a custom operator."""
+
+    def make_model(self) -> nn.Module:
+        model = super().make_model()
+        for block in model.get_submodule("blocks").children():
+            block.__class__ = CustomBlock
+        return model
+
+
+JOBS: dict[str, type[ShapedJob]] = {
+    "gpt2_medium": Gpt2Medium,
+    "llama": Llama,
+    "bert": Bert,
+    "gpt2_custom": CustomGpt2,
+}
