@@ -24,12 +24,14 @@
 // processes on the device; callbacks that free memory; roundup_power2_divisions by size range;
 // what the allocator of pinned memory does.
 #include <algorithm>
+#include <bit>
 #include <cstdint>
 #include <deque>
 #include <map>
 #include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -52,8 +54,6 @@ constexpr uint64_t kSmallPage = 2 * kMib;
 constexpr uint64_t kLargePage = 20 * kMib;
 constexpr uint64_t kUnlimitedDevice = uint64_t{1} << 42;
 
-int log2_floor(uint64_t value) { return 63 - __builtin_clzll(value); }
-
 void check(const dtr_fragment_options& options) {
   require_between("expandable", options.expandable, 0, 1);
   require_between("budget_is_fraction", options.budget_is_fraction, 0, 1);
@@ -62,7 +62,7 @@ void check(const dtr_fragment_options& options) {
     invalid("max_split_bytes", std::to_string(options.max_split_bytes),
             "20 MiB or more, or 0 for no limit");
   const uint64_t divisions = options.roundup_power2_divisions;
-  if ((divisions & (divisions - 1)) != 0)
+  if (divisions != 0 && !std::has_single_bit(divisions))
     invalid("roundup_power2_divisions", std::to_string(divisions), "powers of two, or 0 for none");
   if (!(options.collect_threshold >= 0 && options.collect_threshold < 1))
     invalid("collect_threshold", std::to_string(options.collect_threshold),
@@ -120,13 +120,10 @@ class CachingModel final : public Model {
   uint64_t used_bytes() const override { return used_; }
   std::vector<dtr_fragment_block> blocks() override {
     std::vector<dtr_fragment_block> all;
-    const auto walk = [&](const Block* block) {
-      for (; block != nullptr; block = block->next)
+    for (const auto& [address, first] : segments_)
+      for (const Block* block = first; block != nullptr; block = block->next)
         if (block->mapped)
           all.push_back({block->address, block->size, block->stream, block->used ? 1 : 0, 0});
-    };
-    for (const auto& [address, first] : segments_) walk(first);
-    for (const auto& [base, first] : range_blocks_) walk(first);
     return all;
   }
 
@@ -149,16 +146,13 @@ class CachingModel final : public Model {
   };
   struct BySize {
     bool operator()(const Block* a, const Block* b) const {
-      if (a->stream != b->stream) return a->stream < b->stream;
-      if (a->size != b->size) return a->size < b->size;
-      if (a->age != b->age) return a->age < b->age;
-      return a->address < b->address;
+      return std::tie(a->stream, a->size, a->age, a->address) <
+             std::tie(b->stream, b->size, b->age, b->address);
     }
   };
   struct ByAddress {
     bool operator()(const Block* a, const Block* b) const {
-      if (a->stream != b->stream) return a->stream < b->stream;
-      return a->address < b->address;
+      return std::tie(a->stream, a->address) < std::tie(b->stream, b->address);
     }
   };
   struct Pool {
@@ -176,9 +170,9 @@ class CachingModel final : public Model {
     if (options_.roundup_power2_divisions <= 1 ||
         size <= kGrain * options_.roundup_power2_divisions)
       return round_up(size, kGrain);
-    if ((size & (size - 1)) == 0) return size;
-    const uint64_t floor = uint64_t{1} << log2_floor(size);
-    const uint64_t step = floor >> log2_floor(options_.roundup_power2_divisions);
+    if (std::has_single_bit(size)) return size;
+    const uint64_t floor = std::bit_floor(size);
+    const uint64_t step = floor / options_.roundup_power2_divisions;
     return step == 0 ? floor << 1 : round_up(size, step);
   }
   uint64_t segment_bytes(uint64_t size) const {
@@ -257,8 +251,6 @@ class CachingModel final : public Model {
     block->previous = previous;
     if (previous != nullptr)
       previous->next = block;
-    else if (block->range != nullptr)
-      range_blocks_[block->range->base] = block;
     else
       segments_[block->address] = block;
   }
@@ -381,8 +373,7 @@ class CachingModel final : public Model {
     block->age = next_age();
     block->mapped = false;
     pool.unmapped.insert(block);
-    range_blocks_[range->base] = block;
-    return block;
+    return segments_[range->base] = block;
   }
   // Maps whole pages under the front of an unmapped block, `size` bytes at least, and makes a free
   // block of it. All or nothing.
@@ -424,10 +415,8 @@ class CachingModel final : public Model {
   // Nothing of the range is mapped any more.
   void drop_range(Block* block) {
     block->pool->unmapped.erase(block);
-    range_blocks_.erase(block->range->base);
-    const auto found = std::ranges::find_if(
-        ranges_, [&](const auto& range) { return range.get() == block->range; });
-    ranges_.erase(found);
+    segments_.erase(block->address);
+    std::erase_if(ranges_, [&](const auto& range) { return range.get() == block->range; });
     drop_block(block);
   }
 
@@ -479,9 +468,8 @@ class CachingModel final : public Model {
   uint64_t used_ = 0;
   uint64_t segments_ever_ = 0;
   std::vector<Block*> live_;             // by id
-  std::map<uint64_t, Block*> segments_;  // first blocks, by address; not expandable ones
+  std::map<uint64_t, Block*> segments_;  // first blocks, by address
   std::vector<std::unique_ptr<Range>> ranges_;
-  std::map<uint64_t, Block*> range_blocks_;  // any block of each range, by its base
   uint64_t next_range_;
   std::deque<Block> nodes_;
   std::vector<Block*> spare_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <iterator>
 #include <map>
@@ -70,13 +71,9 @@ class FreeRanges {
   uint64_t remove(uint64_t begin, uint64_t end) {
     uint64_t taken = 0;
     auto at = ends_.upper_bound(begin);
-    if (at != ends_.begin()) --at;
+    if (at != ends_.begin() && std::prev(at)->second > begin) --at;
     while (at != ends_.end() && at->first < end) {
       const Range range{at->first, at->second};
-      if (range.end <= begin) {
-        ++at;
-        continue;
-      }
       at = drop(at);
       taken += std::min(range.end, end) - std::max(range.begin, begin);
       if (range.begin < begin) insert(at, range.begin, begin);
@@ -94,7 +91,7 @@ class FreeRanges {
  private:
   using Ends = std::map<uint64_t, uint64_t>;
   // Of sizes between two powers of two.
-  static size_t class_of(uint64_t size) { return static_cast<size_t>(63 - __builtin_clzll(size)); }
+  static size_t class_of(uint64_t size) { return static_cast<size_t>(std::bit_width(size)) - 1; }
 
   void insert(Ends::iterator before, uint64_t begin, uint64_t end) {
     const uint64_t size = end - begin;

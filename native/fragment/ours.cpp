@@ -45,41 +45,39 @@ std::unique_ptr<Pool> make_pool(const dtr_fragment_options& options, uint64_t ne
 class Ours final : public Model {
  public:
   Ours(const dtr_fragment_options& options, uint32_t count, uint64_t needed_bytes)
-      : owned_(make_pool(options, needed_bytes)),
-        pool_(*owned_),
-        hopeless_(options.budget_bytes < pool_.counts().chunk_bytes),
+      : pool_(make_pool(options, needed_bytes)),
+        hopeless_(options.budget_bytes < pool_->counts().chunk_bytes),
         live_(count) {}
   ~Ours() override {
     for (const uint64_t address : live_)
-      if (address != 0) pool_.free(address);
-    pool_.close();
+      if (address != 0) pool_->free(address);
+    pool_->close();
   }
   uint64_t allocate(uint32_t id, uint64_t size, uint64_t stream) override {
     if (hopeless_) return kNoPlace;
     try {
-      live_[id] = pool_.allocate(size, stream);
+      live_[id] = pool_->allocate(size, stream);
     } catch (const OutOfMemory&) {
       return kNoPlace;
     }
-    return live_[id] - pool_.first_address();
+    return live_[id] - pool_->first_address();
   }
   void free(uint32_t id) override {
-    pool_.free(live_[id]);
+    pool_->free(live_[id]);
     live_[id] = 0;
   }
-  uint64_t reserved_bytes() const override { return pool_.mapped_bytes(); }
-  uint64_t used_bytes() const override { return pool_.counts().allocated_bytes; }
+  uint64_t reserved_bytes() const override { return pool_->mapped_bytes(); }
+  uint64_t used_bytes() const override { return pool_->counts().allocated_bytes; }
   std::vector<dtr_fragment_block> blocks() override {
     std::vector<dtr_fragment_block> all;
-    for (const BlockInfo& block : pool_.mapped_snapshot())
-      all.push_back({block.address - pool_.first_address(), block.size_bytes, block.stream,
+    for (const BlockInfo& block : pool_->mapped_snapshot())
+      all.push_back({block.address - pool_->first_address(), block.size_bytes, block.stream,
                      block.state == DTR_BLOCK_FREE ? 0 : 1, 0});
     return all;
   }
 
  private:
-  std::unique_ptr<Pool> owned_;
-  Pool& pool_;
+  const std::unique_ptr<Pool> pool_;
   bool hopeless_;               // a budget of less than a chunk
   std::vector<uint64_t> live_;  // by id; 0: none
 };

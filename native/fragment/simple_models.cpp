@@ -1,5 +1,6 @@
 // Models that a page of code can hold: what other models are compared with. And the choice of one.
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <string>
 #include <unordered_map>
@@ -42,8 +43,7 @@ class Bins final : public Model {
 
   uint64_t allocate(uint32_t id, uint64_t size, uint64_t stream) override {
     if (size > uint64_t{1} << 62) return kNoPlace;
-    uint64_t power = kGrain;
-    while (power < size) power *= 2;
+    const uint64_t power = std::max(kGrain, std::bit_ceil(size));
     auto& bin = free_[{stream, power}];
     uint64_t address;
     if (!bin.empty()) {
