@@ -1,6 +1,7 @@
 // mersenne.h: the random numbers of Python's `random` module, for runs that repeat its choices.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <random>
 
@@ -46,11 +47,10 @@ class Mersenne {
   }
   // random.randrange(bound), for 0 < bound < 2^32
   uint32_t below(uint32_t bound) {
-    uint32_t bits = 0;
-    for (uint32_t rest = bound; rest > 0; rest >>= 1) ++bits;
-    uint32_t drawn = words_() >> (32 - bits);
-    while (drawn >= bound) drawn = words_() >> (32 - bits);
-    return drawn;
+    while (true)
+      if (const uint32_t drawn = static_cast<uint32_t>(words_()) >> std::countl_zero(bound);
+          drawn < bound)
+        return drawn;
   }
 
  private:

@@ -4,6 +4,7 @@
 // different choices: sizes times ages are often beyond the 53 bits of a double.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 
@@ -12,7 +13,7 @@ namespace dtr {
 inline int bits(unsigned __int128 value) {
   const auto high = static_cast<uint64_t>(value >> 64);
   const auto low = static_cast<uint64_t>(value);
-  return high ? 128 - __builtin_clzll(high) : low ? 64 - __builtin_clzll(low) : 0;
+  return high ? 64 + std::bit_width(high) : std::bit_width(low);
 }
 
 // a / b for |a| <= 2^62 and 0 < b < 2^125.

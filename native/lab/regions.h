@@ -31,6 +31,12 @@ struct Node {
   // storage itself, in the order of a walk over the tensors.
   std::vector<uint32_t> next[2];
   std::vector<uint32_t> through;  // with circles: the tensor behind each in next[kDescendants]
+
+  void add(int64_t more_cost, uint32_t ancestor_edges, uint32_t descendant_edges) {
+    cost += more_cost;
+    edges[kAncestors] += ancestor_edges;
+    edges[kDescendants] += descendant_edges;
+  }
 };
 
 struct Graph {
@@ -87,14 +93,10 @@ class Regions {
   // an evicted storage that is delayed, because only regions built from now on know of it.
   void touch(uint32_t storage, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges) {
     const bool pending = storage >= first_pending_ && storage < end_pending_;
-    if (graph_.material[storage] || pending) {
-      Node& node = graph_.nodes[storage];
-      node.cost += cost;
-      node.edges[kAncestors] += ancestor_edges;
-      node.edges[kDescendants] += descendant_edges;
-    } else {
+    if (graph_.material[storage] || pending)
+      graph_.nodes[storage].add(cost, ancestor_edges, descendant_edges);
+    else
       delayed_.push_back({storage, cost, {ancestor_edges, descendant_edges}});
-    }
   }
   // After the storage was evicted. False: a region that should have it in its frontier has not
   // (in a circle), where simrd fails an assertion.

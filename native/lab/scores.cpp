@@ -62,16 +62,12 @@ int64_t Machine::neighborhood_cost(uint32_t storage, int64_t* newest) {
 }
 
 int64_t Machine::component_cost(uint32_t storage) {
-  const Node& node = graph_.nodes[storage];
-  result_.accesses += node.edges[kAncestors] + node.edges[kDescendants];
   components_.next_walk();
   int64_t cost = 0;
-  for (const std::vector<uint32_t>& side : node.next)
-    for (const uint32_t neighbor : side) {
-      if (graph_.material[neighbor]) continue;
-      const uint32_t root = components_.root(storages_[neighbor].component, &result_.accesses);
-      if (components_.visit(root)) cost += components_.cost(root);
-    }
+  each_evicted_neighbor(storage, [&](const Storage& neighbor) {
+    const uint32_t root = components_.root(neighbor.component, &result_.accesses);
+    if (components_.visit(root)) cost += components_.cost(root);
+  });
   return cost;
 }
 

@@ -1,12 +1,13 @@
 #include "search.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
-#include <cstring>
 #include <iterator>
 #include <limits>
 #include <random>
+#include <utility>
 
 #include "base/clock.h"
 #include "playback.h"
@@ -20,13 +21,9 @@ constexpr double kDeadFirst = 40;  // as a logarithm: more than scores differ
 // log2, within 1e-3: scores are compared, not reported.
 double quick_log2(double x) {
   if (!(x > 0)) return -1000;
-  uint64_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
+  const auto bits = std::bit_cast<uint64_t>(x);
   const double exponent = static_cast<double>(static_cast<int64_t>(bits >> 52) - 1023);
-  bits = (bits & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull;
-  double m;
-  std::memcpy(&m, &bits, sizeof m);
-  m -= 1;
+  const auto m = std::bit_cast<double>((bits & 0x000FFFFFFFFFFFFFull) | 0x3FF0000000000000ull) - 1;
   return exponent + m + m * (1 - m) * (0.422865 - 0.15921963 * m);
 }
 
@@ -587,34 +584,17 @@ class Search {
     }
   }
   void change_score(Score& score) {
-    const auto move = [&](double& value, double scale) {
-      value = std::max(0.0, value + scale * noise());
-    };
-    switch (random_() % 8) {
-      case 0:
-        move(score.distance, 0.2);
-        break;
-      case 1:
-        move(score.staleness, 0.2);
-        break;
-      case 2:
-        move(score.pending, 0.3);
-        break;
-      case 3:
-        move(score.descendants, 0.3);
-        break;
-      case 4:
-        move(score.size, 0.1);
-        break;
-      case 5:
-        move(score.ancestors, 0.2);
-        break;
-      case 6:
-        score.spare = uniform() < 0.3 ? 0 : std::exp2(6 * uniform());
-        break;
-      default:
-        score.part = uniform() < 0.5 ? 0 : std::exp2(-8 * uniform());
-        break;
+    static constexpr std::pair<double Score::*, double> kScales[] = {
+        {&Score::distance, 0.2},    {&Score::staleness, 0.2}, {&Score::pending, 0.3},
+        {&Score::descendants, 0.3}, {&Score::size, 0.1},      {&Score::ancestors, 0.2}};
+    const uint64_t which = random_() % (std::size(kScales) + 2);
+    if (which < std::size(kScales)) {
+      const auto [part, scale] = kScales[which];
+      score.*part = std::max(0.0, score.*part + scale * noise());
+    } else if (which == std::size(kScales)) {
+      score.spare = uniform() < 0.3 ? 0 : std::exp2(6 * uniform());
+    } else {
+      score.part = uniform() < 0.5 ? 0 : std::exp2(-8 * uniform());
     }
   }
   double uniform() { return static_cast<double>(random_() >> 11) * 0x1p-53; }

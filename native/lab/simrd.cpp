@@ -83,11 +83,10 @@ void Machine::compute(uint32_t id) {
 void Machine::touch(uint32_t at, int64_t cost, uint32_t ancestor_edges, uint32_t descendant_edges) {
   int64_t sum = graph_.nodes[at].cost;
   add(sum, cost, "times");
-  if (caches_regions_) return regions_.touch(at, cost, ancestor_edges, descendant_edges);
-  Node& node = graph_.nodes[at];
-  node.cost += cost;
-  node.edges[kAncestors] += ancestor_edges;
-  node.edges[kDescendants] += descendant_edges;
+  if (caches_regions_)
+    regions_.touch(at, cost, ancestor_edges, descendant_edges);
+  else
+    graph_.nodes[at].add(cost, ancestor_edges, descendant_edges);
 }
 
 void Machine::add_edges(const Op& op) {
@@ -245,8 +244,7 @@ void Machine::evict_given(uint64_t bytes) {
     throw InvalidArgument("schedule: after " + std::to_string(executions) + " executions " +
                           std::to_string(bytes) + " bytes are needed beside " +
                           std::to_string(memory_) +
-                          " in use, and nothing more is evicted; the "
-                          "budget is " +
+                          " in use, and nothing more is evicted; the budget is " +
                           std::to_string(options_.common.budget_bytes));
 }
 
@@ -269,12 +267,9 @@ void Machine::evict(uint32_t at, bool forced) {
   if (caches_regions_) check(regions_.evicted(at, &result_.accesses));
   if (keeps_components_) {
     storage.component = components_.create(graph_.nodes[at].cost);
-    const Node& node = graph_.nodes[at];
-    result_.accesses += node.edges[kAncestors] + node.edges[kDescendants];
-    for (const std::vector<uint32_t>& side : node.next)
-      for (const uint32_t neighbor : side)
-        if (!graph_.material[neighbor])
-          components_.merge(storages_[neighbor].component, storage.component, &result_.accesses);
+    each_evicted_neighbor(at, [&](const Storage& neighbor) {
+      components_.merge(neighbor.component, storage.component, &result_.accesses);
+    });
   }
 }
 
@@ -295,8 +290,7 @@ void Machine::try_banish(uint32_t at) {
       std::vector<uint32_t>& siblings = links_[parent].children;
       siblings.erase(std::ranges::find(siblings, tensor));
       --graph_.nodes[from].edges[kDescendants];
-      std::vector<uint32_t>& children = graph_.nodes[from].next[kDescendants];
-      std::erase(children, at);
+      std::erase(graph_.nodes[from].next[kDescendants], at);
     }
     for (const uint32_t child : links_[tensor].children) {
       const uint32_t to = storage_of(child);
@@ -304,8 +298,7 @@ void Machine::try_banish(uint32_t at) {
       std::vector<uint32_t>& parents = links_[child].parents;
       parents.erase(std::ranges::find(parents, tensor));
       --graph_.nodes[to].edges[kAncestors];
-      std::vector<uint32_t>& above = graph_.nodes[to].next[kAncestors];
-      std::erase(above, at);
+      std::erase(graph_.nodes[to].next[kAncestors], at);
       pin(child);
     }
   }
@@ -323,12 +316,11 @@ void Machine::update_needed(uint32_t changed, bool relinked) {
     const uint32_t at = pending_.back();
     pending_.pop_back();
     Storage& storage = storages_[at];
-    const std::vector<uint32_t>& inputs = graph_.nodes[at].next[kAncestors];
     const bool needed = !(relinked && at == changed) && !graph_.material[at] &&
                         (in_use_[at].references > 0 || storage.needed_by > 0);
     if (needed == storage.needed) continue;
     storage.needed = needed;
-    for (const uint32_t input : inputs) {
+    for (const uint32_t input : graph_.nodes[at].next[kAncestors]) {
       storages_[input].needed_by += needed ? 1 : -1;
       pending_.push_back(input);
     }

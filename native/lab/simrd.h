@@ -110,6 +110,15 @@ class Machine : private Playback<Machine> {
   void make_room(uint64_t bytes);
   void evict_given(uint64_t bytes);
   void update_needed(uint32_t storage, bool relinked = false);
+  // Of the storages beside it, as often as they stand there.
+  template <typename F>
+  void each_evicted_neighbor(uint32_t storage, F&& visit) {
+    const Node& node = graph_.nodes[storage];
+    result_.accesses += node.edges[kAncestors] + node.edges[kDescendants];
+    for (const std::vector<uint32_t>& side : node.next)
+      for (const uint32_t neighbor : side)
+        if (!graph_.material[neighbor]) visit(storages_[neighbor]);
+  }
   void stamp(uint32_t storage) { in_use_[storage].last_access = clock_; }
   void check(bool holds) const {
     if (!holds) throw Stop{DTR_SIMULATION_CONTRADICTION};
