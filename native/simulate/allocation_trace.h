@@ -76,27 +76,27 @@ class AllocationTracer {
     out_->blocks.push_back(block);
   }
   void used(const void* address) const {
-    if (!out_) return;
-    const auto found = at_.find(address);
-    if (found == at_.end()) return;
-    AllocationTrace::Block& block = out_->blocks[found->second];
-    block.end = out_->end;
-    block.last_op = running_.op;
-    block.last_run = running_.run;
+    AllocationTrace::Block* block = block_at(address);
+    if (!block) return;
+    block->end = out_->end;
+    block->last_op = running_.op;
+    block->last_run = running_.run;
   }
   void gave(uint32_t result, const void* address) const {
-    if (!out_) return;
-    const auto found = at_.find(address);
-    if (found != at_.end()) out_->blocks[found->second].result = result;
+    if (AllocationTrace::Block* block = block_at(address)) block->result = result;
   }
   void dropped(const void* address) const {
-    if (!out_) return;
-    if (const auto found = at_.find(address); found != at_.end())
-      out_->blocks[found->second].dropped = out_->end;
+    if (AllocationTrace::Block* block = block_at(address)) block->dropped = out_->end;
   }
   void survives(uint64_t serial) const { out_->survivors.push_back(serial); }
 
  private:
+  // The last one there; null, too, without a trace.
+  AllocationTrace::Block* block_at(const void* address) const {
+    const auto found = at_.find(address);
+    return found == at_.end() ? nullptr : &out_->blocks[found->second];
+  }
+
   AllocationTrace* out_;
   AllocationTrace::Block running_{AllocationTrace::kNoOp, 0, 0, false, 0, 0, 0};
   std::unordered_map<const void*, size_t> at_;

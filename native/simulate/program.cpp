@@ -10,6 +10,9 @@ namespace dtr {
 
 namespace {
 
+// Sums of a few billion such numbers stay below 2^127, products of two below 2^124.
+constexpr int64_t kMost = int64_t{1} << 62;
+
 class Decoder {
  public:
   Decoder(const int64_t* numbers, uint64_t count, Names names)
@@ -111,8 +114,6 @@ class Decoder {
                           ", is " + std::to_string(numbers_[at_ - 1]) + "; allowed: " + allowed);
   }
 
-  // Sums of a few billion such numbers stay below 2^127, products of two below 2^124.
-  static constexpr int64_t kMost = int64_t{1} << 62;
   const int64_t* const numbers_;
   const uint64_t count_;
   const Names which_;
@@ -128,7 +129,6 @@ void check_workspace(const Program& program, const int64_t* workspace, const int
   if (program.operators != operators)
     throw InvalidArgument("operators is " + std::to_string(operators) + "; the program has " +
                           std::to_string(program.operators));
-  constexpr int64_t kMost = int64_t{1} << 62;
   std::vector<bool> is_there;  // by temporary of the operator
   int64_t at = 0;
   for (const Instruction& of : program.instructions) {

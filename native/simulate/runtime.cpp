@@ -110,12 +110,11 @@ struct SimulationSetup : NotCopied {
     pool = nullptr;
   }
 
+  // 0: a page, the unit in which the host driver maps.
   static uint64_t chunk_bytes(const dtr_runtime_options& options) {
-    return options.chunk_bytes > 0 ? options.chunk_bytes : page_bytes();
+    return options.chunk_bytes > 0 ? options.chunk_bytes
+                                   : static_cast<uint64_t>(::sysconf(_SC_PAGESIZE));
   }
-
-  // The unit in which the host driver maps.
-  static uint64_t page_bytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
 
   dtr_pool* pool = nullptr;
   dtr_engine* engine = nullptr;

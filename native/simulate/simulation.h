@@ -1,8 +1,10 @@
 // simulation.h: what a run of an op log leaves behind.
 #pragma once
 
+#include <charconv>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -38,10 +40,7 @@ struct Simulation {
     if (!decisions->empty()) *decisions += '\n';
     *decisions += kind;
     char digits[20];
-    int count = 0;
-    do digits[count++] = static_cast<char>('0' + id % 10);
-    while (id /= 10);
-    while (count > 0) *decisions += digits[--count];
+    decisions->append(digits, std::to_chars(digits, std::end(digits), id).ptr);
   }
 };
 
