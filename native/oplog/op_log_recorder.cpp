@@ -34,14 +34,14 @@ void MemoryTrace::put(const std::vector<const void*>& results,
   temporary_.assign(pieces_.size(), -1);
   int64_t temporaries = 0, next_result = 0;
   bool plain = true;
+  const auto put_result = [&](int64_t which) {
+    plain &= which == next_result++;
+    out->insert(out->end(), {DTR_MEMORY_RESULT, which});
+  };
   // What was there before the op, which only fills it.
   for (size_t i = 0; i < results.size(); ++i)
-    if (std::ranges::none_of(pieces_,
-                             [&](const Piece& piece) { return piece.address == results[i]; })) {
-      const auto which = static_cast<int64_t>(i);
-      plain &= which == next_result++;
-      out->insert(out->end(), {DTR_MEMORY_RESULT, which});
-    }
+    if (std::ranges::find(pieces_, results[i], &Piece::address) == pieces_.end())
+      put_result(static_cast<int64_t>(i));
   for (const Event& event : events_) {
     const Piece& piece = pieces_[event.piece];
     int64_t& index = temporary_[event.piece];
@@ -55,9 +55,7 @@ void MemoryTrace::put(const std::vector<const void*>& results,
     if (has(ignored) != ignored.end()) continue;
     const auto result = has(results);
     if (result != results.end()) {
-      const int64_t which = result - results.begin();
-      plain &= which == next_result++;
-      out->insert(out->end(), {DTR_MEMORY_RESULT, which});
+      put_result(result - results.begin());
     } else {
       plain = false;
       index = temporaries++;
@@ -114,7 +112,6 @@ void OpLogRecorder::turn(Mode mode, Deferred& deferred) {
     std::vector<uint64_t> numbers;
     for (const auto& entry : names_) numbers.push_back(entry.first);
     std::ranges::sort(numbers);
-    mode_ = mode;
     for (const uint64_t number : numbers) {
       Known& known = names_.at(number);
       known.views.clear();
@@ -418,8 +415,7 @@ void OpLogRecorder::put_memory(const OpenLog& log, const std::vector<OpenLog::Re
 int64_t OpLogRecorder::put_operator(const OpenLog& log, bool pure, int64_t cost_ns) {
   const std::vector<Argument>& arguments = ended_.arguments;
   const std::vector<OpenLog::Result>&called = ended_.called, &constants = ended_.constants;
-  const auto mutated =
-      std::ranges::count_if(arguments, [](const Argument& a) { return a.overwritten; });
+  const auto mutated = std::ranges::count(arguments, true, &Argument::overwritten);
   const bool repeatable = pure && (!called.empty() || mutated > 0);
   const int64_t index = is_writing() ? operators_ : -1;
   if (is_writing()) {
