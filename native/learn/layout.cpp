@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <iterator>
 #include <numeric>
 #include <random>
@@ -36,9 +37,7 @@ class Solver {
       }
       layout.addresses[i] = at;
       const Placed placed{of.begin, of.end, at, at + of.size_bytes};
-      const auto behind =
-          std::upper_bound(placed_.begin(), placed_.end(), at,
-                           [](uint64_t a, const Placed& b) { return a < b.address; });
+      const auto behind = std::ranges::upper_bound(placed_, at, {}, &Placed::address);
       if (of.begin <= of.end) {
         placed_.insert(behind, placed);
       } else {  // over the end of the step, as two
@@ -106,8 +105,7 @@ Layout lay_out(const std::vector<Lifetime>& lifetimes, const std::vector<Obstacl
   for (uint64_t round = 0; round < kMostRounds && best.missing_bytes > 0; ++round) {
     if (solver.places() > kMostPlaces) break;
     std::iota(order.begin(), order.end(), 0u);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](uint32_t a, uint32_t b) { return urgency[a] > urgency[b]; });
+    std::ranges::stable_sort(order, std::ranges::greater(), [&](uint32_t i) { return urgency[i]; });
     Layout layout = solver.place_all(order);
     for (size_t i = 0; i < count; ++i) {
       if (layout.addresses[i] != Layout::kNowhere) continue;

@@ -39,7 +39,7 @@ StepBlocks::StepBlocks(const AllocationTrace& trace, uint64_t first_op, uint64_t
   length_ = last - first;
   // A time in the next step as one in this: as far behind the beginning of its operator.
   const auto wrapped = [&](uint64_t time) {
-    const auto after = std::upper_bound(begin_of.begin(), begin_of.end(), time);
+    const auto after = std::ranges::upper_bound(begin_of, time);
     const auto op = static_cast<uint64_t>(after - begin_of.begin()) - 1;
     if (op < end_op) return uint64_t{0};
     return std::min(begin_of[op - period] + (time - begin_of[op]) - first, length_ - 1);
@@ -93,10 +93,7 @@ std::optional<StepPlan> StepBlocks::lay_out(const std::vector<HeldBlock>& held,
   std::vector<Obstacle> obstacles;
   const auto add = [&](uint64_t offset, uint64_t size_bytes) {
     const Obstacle obstacle{offset, offset + in_grains(size_bytes)};
-    obstacles.insert(
-        std::upper_bound(obstacles.begin(), obstacles.end(), obstacle,
-                         [](const Obstacle& a, const Obstacle& b) { return a.begin < b.begin; }),
-        obstacle);
+    obstacles.insert(std::ranges::upper_bound(obstacles, offset, {}, &Obstacle::begin), obstacle);
   };
   for (const HeldBlock& block : held)
     if (!block.handle) add(block.offset, block.size_bytes);
@@ -112,10 +109,8 @@ std::optional<StepPlan> StepBlocks::lay_out(const std::vector<HeldBlock>& held,
   plan.places = places_;
   for (size_t i = 0; i < plan.places.size(); ++i) plan.places[i].offset = layout.addresses[i];
   plan.places.insert(plan.places.end(), small_.begin(), small_.end());
-  std::sort(plan.places.begin(), plan.places.end(),
-            [](const StepPlan::Place& a, const StepPlan::Place& b) {
-              return std::tie(a.op, a.run, a.ordinal) < std::tie(b.op, b.run, b.ordinal);
-            });
+  std::ranges::sort(plan.places, {},
+                    [](const StepPlan::Place& of) { return std::tie(of.op, of.run, of.ordinal); });
   return plan;
 }
 

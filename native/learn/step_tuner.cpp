@@ -335,8 +335,7 @@ StepTuner::State StepTuner::watch(double cost) {
 // ---- searching ----
 
 uint64_t StepTuner::budget_bytes() const {
-  const dtr_pool_stats stats = stats_of(parts_.environment.pools.front().pool);
-  return stats.budget_bytes;
+  return stats_of(parts_.environment.pools.front().pool).budget_bytes;
 }
 
 // Memory that the program knows nothing of is taken from the budget; running_bytes are of the
@@ -345,11 +344,10 @@ SimulatedMemory StepTuner::simulated_memory(uint64_t running_bytes) const {
   const Environment::Pool& of = parts_.environment.pools.front();
   const dtr_pool_stats stats = stats_of(of.pool);
   const dtr_pool_room room = room_of(of.pool, 1);
-  uint64_t known = 0;
+  uint64_t known = running_bytes;
   parts_.graph.by_address.for_each([&](const void* address, const Storage* storage) {
     if (dtr_pool_contains(of.pool, address)) known += storage->size_bytes;
   });
-  known += running_bytes;
   const uint64_t unknown = stats.requested_bytes - std::min(stats.requested_bytes, known);
   SimulatedMemory memory;
   memory.budget_bytes = stats.budget_bytes - std::min(stats.budget_bytes, unknown);
@@ -487,8 +485,7 @@ StepTuner::Task::Task() : process(::getpid()) {
 
 StepTuner::Task::~Task() {
   std::lock_guard<std::mutex> lock(searches().mutex);
-  std::vector<Task*>& all = searches().all;
-  all.erase(std::remove(all.begin(), all.end(), this), all.end());
+  std::erase(searches().all, this);
 }
 
 void StepTuner::Task::start(Play play, bool gives_way) {
