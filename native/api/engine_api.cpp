@@ -43,10 +43,6 @@ void check_tensor(const Engine& engine, const void* tensor) {
             "the address of one, a multiple of 8");
 }
 
-void check(const char* field, int32_t value, int32_t last) {
-  require_between(field, value, 0, last);
-}
-
 constexpr int64_t kMostReplayNs = int64_t{1} << 40;
 
 void check(const dtr_engine_options& options) {
@@ -56,13 +52,13 @@ void check(const dtr_engine_options& options) {
     require_number(field, value, 0, kMost, "0 and more, finite");
   };
   dtr::check(heuristic);
-  check("contents", options.contents, DTR_CONTENTS_WHOLE);
-  check("room", options.room, DTR_ROOM_WINDOW);
+  require_between("contents", options.contents, 0, DTR_CONTENTS_WHOLE);
+  require_between("room", options.room, 0, DTR_ROOM_WINDOW);
   rate("swap_out_bytes_per_s", options.swap_out_bytes_per_s);
   rate("swap_in_bytes_per_s", options.swap_in_bytes_per_s);
-  check("moving", options.moving, 1);
+  require_between("moving", options.moving, 0, 1);
   rate("move_bytes_per_s", options.move_bytes_per_s);
-  check("learn", options.learn, DTR_LEARN_AT_ONCE);
+  require_between("learn", options.learn, 0, DTR_LEARN_AT_ONCE);
   require_between("replay_ns", options.replay_ns, 0, kMostReplayNs);
   if (options.thrash != 0)
     require_number("thrash", options.thrash, 1, kMost, "0, or more than 1, finite");

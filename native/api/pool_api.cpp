@@ -333,7 +333,7 @@ int32_t dtr_pool_snapshot(dtr_pool* pool, dtr_block* blocks, uint64_t capacity, 
 
 int32_t dtr_pool_check_invariants(dtr_pool* pool) {
   return guard([&] {
-    std::string broken = of(pool).check_invariants();
+    const std::string broken = of(pool).check_invariants();
     if (!broken.empty()) throw StateError(broken);
   });
 }
