@@ -88,6 +88,7 @@ class Trainers:
             "LD_PRELOAD": self._preloaded,
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            "TORCH_CUDNN_V8_API_DISABLED": "1",  # the interface of cudnn.cpp
             "PYTHONSAFEPATH": "1",  # the modules of this process, whatever lies in its folder
             "NULL_CUDA_DEVICE_SCALE": str(self.device_scale),
             "DTR_ALLOC_HEURISTIC": rule,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bench.gpu.shapes import Gpt2Medium, ShapedJob
+from bench.gpu.shapes import Gpt2Medium, LargeUNet, ResNet50, ShapedJob
 from bench.models.custom_attention import Block
 
 
@@ -103,9 +103,26 @@ class CustomGpt2(Gpt2Medium):
         return model
 
 
+class Float16(ShapedJob):
+    """In float16, without a scale: what is here of cuDNN takes no bfloat16."""
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=torch.float16)
+
+
+class HalfResNet50(Float16, ResNet50):
+    pass
+
+
+class HalfUNet(Float16, LargeUNet):
+    pass
+
+
 JOBS: dict[str, type[ShapedJob]] = {
     "gpt2_medium": Gpt2Medium,
     "llama": Llama,
     "bert": Bert,
     "gpt2_custom": CustomGpt2,
+    "resnet50": HalfResNet50,
+    "unet": HalfUNet,
 }

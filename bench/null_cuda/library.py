@@ -13,6 +13,7 @@ from dtr_alloc.torch import bridge
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = (
     ROOT / "bench/null_cuda/null_cuda.cpp",
+    ROOT / "bench/null_cuda/cudnn.cpp",
     ROOT / "tests/cuda_emulator/runtime_common.cpp",
     ROOT / "tests/cuda_emulator/not_emulated.cpp",
 )

@@ -148,10 +148,14 @@ struct Device {
   int64_t full_ns = 0;     // the host waited for room in the queue
 } device;
 
+int primary_context;
+thread_local void* current_context = nullptr;
+
 void work(double ns) {
   static const double scale = number("NULL_CUDA_DEVICE_SCALE", 1);
   const auto taken = static_cast<int64_t>(scale * ns);
   Launchers::join();
+  if (current_context == nullptr) current_context = &primary_context;
   std::lock_guard<std::mutex> lock(device.mutex);
   device.busy_ns += taken;
   if (has_clock()) {
@@ -226,11 +230,13 @@ cudaStream_t new_stream() {
   static std::atomic<uintptr_t> last{1 << 16};
   return reinterpret_cast<cudaStream_t>(last += 64);
 }
-thread_local void* current_context = nullptr;
 thread_local int capture_mode = 0;
-int primary_context;
 
 }  // namespace
+
+void null_cuda_work(double bytes, double products) {
+  work(std::max(copied_ns(bytes), multiplied_ns(products)));
+}
 
 // ---- The C library.
 

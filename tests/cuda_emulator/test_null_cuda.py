@@ -1,5 +1,6 @@
 """Full-size jobs over a CUDA whose kernels compute nothing (bench/null_cuda): counts, no times."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,22 +9,40 @@ from pathlib import Path
 
 import pytest
 
+RESULTS = Path(__file__).parents[2] / "bench/results"
+
+# What a step repeats at 70, 50 and 30 % of its activation memory, at most. Costs are those of the
+# null device, so counts are the same in every run under torch 2.11.0: 189, 166, 296; 12, 28, 75;
+# 28, 62, 179. The rest is for what other versions of torch and scores do otherwise.
+MOST = {"gpt2_medium": (240, 210, 370), "resnet50": (20, 40, 100), "unet": (40, 80, 230)}
+
+
+@pytest.fixture(scope="module", params=MOST)
+def job(request: pytest.FixtureRequest) -> str:
+    return request.param
+
 
 @pytest.fixture(scope="module")
-def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[float | None, dict]:
-    """What a step of GPT-2 medium adds, by the fraction of its activation memory."""
+def counts(job: str, tmp_path_factory: pytest.TempPathFactory) -> dict[float | None, dict]:
+    """What a step of the job adds, by the fraction of its activation memory."""
     from bench.null_cuda import library
     from bench.null_cuda.__main__ import Trainers, measure
 
     folder: Path = tmp_path_factory.mktemp("null_cuda")
     with closing(Trainers(library.build(folder))) as trainers:
         trainers.calibrate()
-        rows = list(measure("gpt2_medium", "marginal", trainers, steps=3, rounds=1))
+        rows = list(measure(job, "marginal", trainers, steps=3, rounds=1))
     return {row["budget_fraction"]: row for row in rows}
 
 
-def test_a_step_has_the_operators_that_it_had_on_a_device(counts):
-    assert counts[0.7]["operators"] == 1344  # bench/results/gpu_step_time.json: 9,408 of 7 steps
+def test_a_step_has_the_operators_that_it_had_on_a_device(job, counts):
+    rows = json.loads((RESULTS / "gpu_step_time.json").read_text())["parts"]["step_time"]["rows"]
+    (on_device,) = (
+        row["added"]["recorded_ops"] / row["steps_added_up"]
+        for row in rows
+        if (row["job"], row.get("budget_fraction")) == (job, 0.7)
+    )
+    assert counts[0.7]["operators"] == on_device
 
 
 def test_without_a_limit_nothing_is_evicted_or_mapped_and_nobody_waits(counts):
@@ -33,14 +52,12 @@ def test_without_a_limit_nothing_is_evicted_or_mapped_and_nobody_waits(counts):
     assert sum(row["calls_an_operator"].values()) < 3
 
 
-# Costs are those of the null device, so counts are the same in every run: 189, 166 and 296 under
-# torch 2.11.0. The rest is for what other versions of torch and scores do otherwise.
-@pytest.mark.parametrize(("fraction", "most"), [(0.7, 240), (0.5, 210), (0.3, 370)])
-def test_a_step_repeats_no_more_than_a_bounded_number_of_operators(counts, fraction, most):
-    row = counts[fraction]
-    assert 0 < row["rematerializations"] <= most
-    assert row["searches"] <= 4 * most
-    assert row["host_waits"] == 0
+def test_a_step_repeats_no_more_than_a_bounded_number_of_operators(job, counts):
+    for fraction, most in zip((0.7, 0.5, 0.3), MOST[job], strict=True):
+        row = counts[fraction]
+        assert 0 < row["rematerializations"] <= most
+        assert row["searches"] <= 20 * most
+        assert row["host_waits"] == 0
 
 
 WORKSPACES = """
