@@ -45,7 +45,7 @@ class Study:
     Attributes:
         title: one line that says what is shown.
         source: the paper and the section, figure or table that it reproduces, or "our own".
-        compute: runs it; of a study that is not run any more, `settled`. Raises Unavailable.
+        compute: runs it. Raises Unavailable.
         draw: the pictures of a computed document, by their names; ``""`` is the study's one
             picture or its first. It reads the document only, so that pictures can be drawn again.
     """
@@ -56,21 +56,9 @@ class Study:
     draw: Callable[[Document], Mapping[str, Figure]]
 
 
-def settled(commit: str) -> Callable[[Options], Document]:
-    """Computes nothing: the commit is the last one that has the study. Its JSON can be drawn."""
-
-    def compute(options: Options) -> Document:
-        raise Unavailable(
-            f"the study is settled, and commit {commit} is the last that computes it; its result "
-            "is in bench/results/reproduce, and --redraw draws it"
-        )
-
-    return compute
-
-
 NAMES: tuple[str, ...] = (
     *("linear", "memory", "adversary", "sweep", "ablation"),
-    *("optimum", "schedule", "learned", "floor"),
+    *("schedule", "learned", "floor"),
 )
 """The studies, each a module of this package, in the order in which the docs show them."""
 
