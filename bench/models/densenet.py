@@ -56,9 +56,5 @@ class DenseNetJob(Job):
         self.x = self.randn(self.batch(24), 3, 16, 16)
         self.y = self.randint(10, self.batch(24))
 
-    def train(self, i: int) -> Tensor:
-        self.optimizers["adam"].zero_grad()
-        loss = F.cross_entropy(self.model(self.x + 0.05 * i), self.y)
-        loss.backward()
-        self.optimizers["adam"].step()
-        return loss
+    def loss(self, i: int) -> Tensor:
+        return F.cross_entropy(self.model(self.x + 0.05 * i), self.y)

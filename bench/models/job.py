@@ -33,9 +33,20 @@ class Job(ABC):
     def build(self) -> None:
         """Create modules, optimizers and fixed data."""
 
-    @abstractmethod
     def train(self, i: int) -> Tensor:
         """Run training step `i` (forward, backward, update) and return its 0-d loss."""
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad()
+        loss = self.loss(i)
+        loss.backward()
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+        return loss
+
+    def loss(self, i: int) -> Tensor:
+        """The loss of step `i`, before its backward pass. A job whose step is not the usual one has
+        a `train` of its own instead."""
+        raise NotImplementedError
 
     def step(self, i: int) -> Tensor:
         """Train step `i`, keep the detached loss and return it."""
