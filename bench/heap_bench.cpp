@@ -1,10 +1,9 @@
 // The timed loop of bench/heap.py: pairs of free and malloc among live blocks, on one trace.
 //
-//   heap_bench <heap|pool|glibc> <live blocks> <pairs> <smallest> <largest> <sizes> <placement>
-//   <seed>
+//   heap_bench <heap|pool|glibc> <live blocks> <pairs> <smallest> <largest> <sizes> <seed>
 //
 // sizes 0: each pair frees a random block, and sizes are log-uniform. Else as in training: so many
-// different sizes, and what is freed is mostly of the youngest blocks. placement is a pool's.
+// different sizes, and what is freed is mostly of the youngest blocks.
 //
 // Prints nanoseconds per pair: the median, the lowest and the highest of the parts, 2000 pairs
 // each, of seven runs over the same trace. Memory is not touched, so that only the allocator is
@@ -50,7 +49,7 @@ struct HeapUnderTest {
   dtr::Chunks chunks{*driver, reservation, kChunk, events};
   dtr::Heap heap{chunks, 0, kRange, dtr::kGrain};
 
-  explicit HeapUnderTest(int) { heap.fill(0, kRange); }
+  HeapUnderTest() { heap.fill(0, kRange); }
   void map(uint64_t begin, uint64_t end) { chunks.map(chunks.around(begin, end)); }
   uint64_t allocate(uint64_t size) {
     size = (size + dtr::kGrain - 1) / dtr::kGrain * dtr::kGrain;
@@ -62,15 +61,8 @@ struct HeapUnderTest {
   void free(uint64_t offset) { heap.release(heap.find(offset), dtr::kIdle, 0); }
 };
 
-dtr::PoolOptions pool_options(int placement) {
-  dtr::PoolOptions options{"simulated", 0, dtr::kNoLimit, 0, kChunk, 0};
-  options.placement = placement;
-  return options;
-}
-
 struct PoolUnderTest {
-  dtr::Pool pool;
-  explicit PoolUnderTest(int placement) : pool(pool_options(placement)) {}
+  dtr::Pool pool{dtr::PoolOptions{"simulated", 0, dtr::kNoLimit, 0, kChunk, 0}};
   uint64_t allocate(uint64_t size) { return pool.allocate(size, 0); }
   void free(uint64_t address) { pool.free(address); }
   ~PoolUnderTest() { pool.close(); }
@@ -78,7 +70,7 @@ struct PoolUnderTest {
 
 struct GlibcUnderTest {
   // No mmap per block: the comparison is with malloc's own heap, not with system calls.
-  explicit GlibcUnderTest(int) {
+  GlibcUnderTest() {
     mallopt(M_MMAP_MAX, 0);
     mallopt(M_TRIM_THRESHOLD, -1);
   }
@@ -91,9 +83,9 @@ struct GlibcUnderTest {
 };
 
 template <typename Allocator>
-void measure(const std::vector<uint64_t>& first, const std::vector<Step>& steps, int placement) {
+void measure(const std::vector<uint64_t>& first, const std::vector<Step>& steps) {
   constexpr size_t kPart = 2000;
-  Allocator allocator(placement);
+  Allocator allocator;
   std::vector<uint64_t> live;
   for (uint64_t size : first) live.push_back(allocator.allocate(size));
   std::vector<double> times;
@@ -116,14 +108,13 @@ void measure(const std::vector<uint64_t>& first, const std::vector<Step>& steps,
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 9) return 2;
+  if (count != 8) return 2;
   uint64_t live = std::strtoull(arguments[2], nullptr, 10);
   uint64_t pairs = std::strtoull(arguments[3], nullptr, 10);
   double low = std::log2(std::strtod(arguments[4], nullptr));
   double high = std::log2(std::strtod(arguments[5], nullptr));
   uint64_t few = std::strtoull(arguments[6], nullptr, 10);
-  int placement = std::atoi(arguments[7]);
-  std::mt19937_64 generator(std::strtoull(arguments[8], nullptr, 10));
+  std::mt19937_64 generator(std::strtoull(arguments[7], nullptr, 10));
   // Sizes are log-uniform: as many per factor of two.
   auto any_size = [&] {
     double unit = static_cast<double>(generator() >> 11) * 0x1p-53;
@@ -148,9 +139,9 @@ int main(int count, char** arguments) {
     if (few != 0) std::rotate(at, at + 1, by_age.end());
   }
   if (std::strcmp(arguments[1], "heap") == 0)
-    measure<HeapUnderTest>(first, steps, placement);
+    measure<HeapUnderTest>(first, steps);
   else if (std::strcmp(arguments[1], "pool") == 0)
-    measure<PoolUnderTest>(first, steps, placement);
+    measure<PoolUnderTest>(first, steps);
   else
-    measure<GlibcUnderTest>(first, steps, placement);
+    measure<GlibcUnderTest>(first, steps);
 }
