@@ -1,22 +1,18 @@
 """One training run in a process of its own, so that its peak resident set is its own.
 
-    yes | python -m bench.demo.worker --job digits --budget plain|unlimited|BYTES
+    python -m bench.demo.worker --job digits --budget plain|unlimited|BYTES
 
-Takes a step for each line of its input, so that runs can take turns, and writes JSON objects, one a
-line: after each step ``{"step": i, "loss": x, "seconds": s}``, in seconds of the processor, and
-after the last one an object with ``"fits"`` and what was measured. For further lines it takes
-further steps, of which it only says how long they took.
+`Run.step` and `Run.end` are the commands, so that runs can take turns; see bench/gpu/remote.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
-import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +21,7 @@ import torch
 
 import dtr_alloc
 from bench.demo.jobs import JOBS
+from bench.gpu.remote import serve
 from bench.models.job import Job, digest
 
 
@@ -40,65 +37,69 @@ def peak_resident_bytes() -> int:
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def say(message: dict[str, Any]) -> None:
-    print(json.dumps(message), flush=True)
+class Run:
+    """A job that trains, plain or in a session."""
 
+    def __init__(self, job: str, budget: str, scale: float, device: str) -> None:
+        self._is_plain, self._device = budget == "plain", device
+        self._budget = int(budget) if budget.isdigit() else budget
+        self._make = partial(JOBS[job], scale=scale, device=device)
+        self._job: Job | None = None
+        self._start_resident_bytes = self._idle_bytes = 0
 
-def timed_step(job: Job, i: int) -> None:
-    """Takes the step when told to, and says what it took; nothing after the end of the input."""
-    if not sys.stdin.readline():
-        raise SystemExit
-    start = time.process_time()
-    loss = job.step(i).item()
-    say({"step": i, "loss": loss, "seconds": time.process_time() - start})
+    def step(self) -> dict[str, Any]:
+        """Trains a step: its loss, and its seconds of the processor."""
+        job = self._built()
+        start = time.process_time()
+        loss = job.step(len(job.losses)).item()
+        seconds = time.process_time() - start
+        if not self._is_plain:
+            self._idle_bytes = max(self._idle_bytes, dtr_alloc.stats()["allocated_bytes"])
+        return {"loss": loss, "seconds": seconds}
 
+    def _built(self) -> Job:
+        if self._job is None:
+            if not self._is_plain:
+                dtr_alloc.enable(budget=self._budget, device=self._device)
+            self._job = self._make()
+            self._start_resident_bytes = psutil.Process().memory_info().rss
+        return self._job
 
-def run(name: str, budget: str, steps: int, scale: float, device: str, seed: int) -> None:
-    plain = budget == "plain"
-    session: AbstractContextManager[Any] = nullcontext()
-    if not plain:
-        limit: int | str = int(budget) if budget.isdigit() else budget
-        session = dtr_alloc.session(budget=limit, device=device)
-    found: dict[str, Any] = {"fits": True}
-    with session:
-        job = JOBS[name](scale=scale, device=device, seed=seed)
-        found["start_resident_bytes"] = psutil.Process().memory_info().rss
-        idle = 0
-        for i in range(steps):
-            timed_step(job, i)
-            if not plain:
-                idle = max(idle, dtr_alloc.stats()["allocated_bytes"])
+    def end(self) -> dict[str, Any]:
+        """What was measured, and a digest of all that a user could compare."""
+        found: dict[str, Any] = {"fits": True, "start_resident_bytes": self._start_resident_bytes}
         found["peak_resident_bytes"] = peak_resident_bytes()
-        if not plain:
+        if not self._is_plain:
             stats = dtr_alloc.stats()
-            found["idle_bytes"] = idle
+            found["idle_bytes"] = self._idle_bytes
             for key in ("peak_allocated_bytes", "evictions", "rematerializations"):
                 found[key] = stats[key]
-        elif device == "cuda":
+        elif self._device == "cuda":
             found["peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
-        say(found | {"digest": digest(job.state())})
-        while True:
-            timed_step(job, steps)
+        return found | {"digest": digest(self._built().state())}
+
+
+def bounded(command: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a command says, or that memory ended."""
+    try:
+        return command()
+    except torch.OutOfMemoryError as error:
+        return {"fits": False, "message": str(error)}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="One training run of the demo.")
     parser.add_argument("--job", choices=sorted(JOBS), required=True)
     parser.add_argument("--budget", required=True, help="plain, unlimited or bytes")
-    parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(1)
     if args.device == "cuda":
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
-    try:
-        run(args.job, args.budget, args.steps, args.scale, args.device, args.seed)
-    except torch.OutOfMemoryError as error:
-        say({"fits": False, "message": str(error)})
+    run = Run(args.job, args.budget, args.scale, args.device)
+    serve({"step": partial(bounded, run.step), "end": partial(bounded, run.end)})
 
 
 if __name__ == "__main__":

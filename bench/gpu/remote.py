@@ -12,8 +12,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from types import TracebackType
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from typing import Any
 
 from bench.gpu.part import protocol
 
@@ -22,22 +22,25 @@ class Died(RuntimeError):
     """The process ended instead of answering; its standard error says why."""
 
 
-class Remote:
+class Remote(AbstractContextManager):
     """A process that serves commands (`serve`), from the side of the one that gives them."""
 
-    def __init__(self, module: str, *arguments: str, seconds: float | None = None) -> None:
-        """Starts ``python -m module arguments``; it is killed after `seconds`, if given."""
+    def __init__(
+        self, module: str, *arguments: str, seconds: float | None = None, stderr: Any = None
+    ) -> None:
+        """Starts ``python -m module arguments``; it is killed after `seconds`, if given. `stderr`:
+        the file that it has as its standard error; None: ours."""
         self._name = " ".join([module, *arguments])
         self._process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
             text=True,
         )
-        self._timer = None
+        self._timer = threading.Timer(seconds or 0, self._process.kill)
+        self._timer.daemon = True
         if seconds is not None:
-            self._timer = threading.Timer(seconds, self._process.kill)
-            self._timer.daemon = True
             self._timer.start()
 
     def send(self, command: str, **arguments: Any) -> None:
@@ -73,20 +76,11 @@ class Remote:
 
     def close(self) -> None:
         """Ends the process. What it was doing is lost."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._timer.cancel()
         self._process.kill()
         self._process.communicate()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

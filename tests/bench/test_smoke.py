@@ -108,11 +108,9 @@ def test_overhead() -> None:
 
 
 @pytest.mark.parametrize("job", ["digits", "gpt"])
-def test_demo(job: str, tmp_path: Path) -> None:
+def test_demo(job: str) -> None:
     """Both jobs of the demo at two budgets; a table's worth of numbers."""
-    document = run(
-        "bench.demo", "--device", "cpu", "--job", job, "--out", str(tmp_path), has={"jobs"}
-    )
+    document = run("bench.demo", "--device", "cpu", "--job", job, has={"jobs"})
     (result,) = document["jobs"]
     rows = result["runs"]
     assert rows[0]["label"] == "plain"
@@ -120,7 +118,6 @@ def test_demo(job: str, tmp_path: Path) -> None:
     wanted |= {"slowdown", "evictions", "rematerializations", "same_bits"}
     assert all(row.keys() >= wanted for row in rows)
     assert all(row["same_bits"] for row in rows if row["fits"])
-    assert json.loads((tmp_path / "demo.json").read_text()) == document
 
 
 def test_peers() -> None:
