@@ -153,19 +153,6 @@ def test_a_pipe_is_not_read(tmp_path):
         CostFile.read(tmp_path / "pipe", "cpu")
 
 
-def test_after_a_damaged_file_nothing_is_enabled(tmp_path):
-    damaged, other = tmp_path / "costs.json", tmp_path / "other.json"
-    damaged.write_text("{}")
-    with pytest.raises(CostFileError):
-        dtr_alloc.enable(budget="64MiB", device="cpu", costs=damaged)
-    assert not dtr_alloc.is_enabled()
-    assert (torch.ones(1000) + 1).sum() == 2000
-    with dtr_alloc.session(budget="64MiB", device="cpu", costs=other):
-        assert dtr_alloc.is_enabled()
-    assert damaged.read_text() == "{}"
-    assert other.exists()
-
-
 def test_a_file_that_cannot_be_written_is_a_line_and_not_a_failure(job):
     (job / "folder").write_text("")
     # A path below a file cannot be read, either.

@@ -22,7 +22,6 @@ import dtr_alloc
 from dtr_alloc import pools
 from dtr_alloc.config import Config
 from dtr_alloc.core import check, ffi, lib
-from dtr_alloc.torch import escapes
 
 Evict = Callable[[Tensor], Tensor]
 Base, StorageBase = torch._C.TensorBase, torch._C.StorageBase
@@ -198,18 +197,6 @@ def test_reading_an_evicted_tensor_gives_its_values(of, read):
             assert dtr_alloc.is_resident(tensor)
             assert not dtr_alloc.evict(tensor)
             assert not dtr_alloc.evict(tensor.view_as(tensor))
-
-
-@pytest.mark.parametrize("of", TENSORS)
-def test_writing_through_an_escaped_pointer_is_kept(of):
-    with checked_session():
-        tensor = TENSORS[of](evicted).detach()
-        array = tensor.numpy()
-        array[...] = 7
-        derived = evicted(tensor * 2)
-        assert not dtr_alloc.evict(tensor)
-        assert torch.equal(tensor, torch.full(tensor.shape, 7.0))
-        assert torch.equal(derived, torch.full(tensor.shape, 14.0))
 
 
 @pytest.mark.parametrize(
@@ -424,21 +411,10 @@ def test_a_lookup_that_python_remembers_meets_the_guard_and_then_the_method():
     assert type(Base.data_ptr) is type(Base.add)
 
 
-def test_what_is_not_guarded_stays_as_it_was():
+def test_after_the_session_and_in_a_child_the_types_are_as_they_were():
     before = members()
     with checked_session():
-        changed = {
-            name
-            for old, new in zip(before, members(), strict=True)
-            for name in old
-            if old[name] is not new[name]
-        }
-        assert changed == {
-            *(*escapes.TENSOR_GIVES_ADDRESS, *escapes.STORAGE_GIVES_ADDRESS),
-            *(*escapes.TENSOR_GIVES_AWAY, *escapes.TENSOR_READS, *escapes.TENSOR_WRITES),
-            *(*escapes.STORAGE_GIVES_AWAY, *escapes.STORAGE_READS, *escapes.STORAGE_WRITES),
-            *(*escapes.STORAGE_SWAPS, "__setitem__"),
-        } & (before[0].keys() | before[1].keys())
+        assert members() != before
     assert members() == before
     if not (child := os.fork()):
         os._exit(members() != before)

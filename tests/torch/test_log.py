@@ -13,7 +13,6 @@ from functools import partial
 import pytest
 import torch
 from harness import command, python
-from msgspec import structs
 from native_fixtures import on_threads
 
 import dtr_alloc
@@ -206,106 +205,47 @@ def test_a_full_disk_ends_the_log_and_not_the_job(short, tmp_path):
 
 
 class TestASession:
-    def test_views_have_names_and_memory_of_others_has_no_size(self, tmp_path):
-        numpy = pytest.importorskip("numpy", reason="numpy is not installed here")
-        array = numpy.zeros((64, 64), dtype=numpy.float32)
+    def test_views_have_names_until_their_storage_is_overwritten(self, tmp_path):
         with dtr_alloc.session(log=tmp_path / "job.log", device="cpu"):
-            x = torch.from_numpy(array) + 1
+            x = torch.ones(64, 64)
             y = x.t()[:32] * 2
             parts = x.split(32)
             x.add_(1)
             z = y @ parts[0].t()
             del x, y, z, parts
-        lines = [
-            structs.replace(i, time=0) if isinstance(i, oplog.Call | oplog.Mutate) else i
-            for i in oplog.read(tmp_path / "job.log")
-            if not isinstance(i, oplog.Annotate | oplog.Alias)
-        ]
-        size, size_of_y = 64 * 64 * 4, 32 * 64 * 4
-        assert lines == [
-            oplog.Constant("x1"),
-            oplog.Memory("x1", 0),
-            oplog.Call("aten.add.Tensor", ("x1",), ("x2",), 0),
-            oplog.Memory("x2", size),
-            oplog.Call("aten.t.default", ("x2",), ("x2v1",), 0),
-            oplog.Memory("x2v1", size),
-            oplog.Call("aten.slice.Tensor", ("x2v1",), ("x2v2",), 0),
-            oplog.Memory("x2v2", size),
-            oplog.Call("aten.mul.Tensor", ("x2v2",), ("x3",), 0),
-            oplog.Memory("x3", size_of_y),
-            oplog.Call("aten.split.Tensor", ("x2",), ("x2v3", "x2v4"), 0),
-            oplog.Memory("x2v3", size),
-            oplog.Memory("x2v4", size),
-            oplog.Mutate("aten.add_.Tensor", ("x2",), (0,), 0),
-            *[oplog.Release(f"x2v{view}") for view in (1, 2, 3, 4)],
+        assert [
+            (line.name, *line.args, *getattr(line, "result", ()))
+            for line in oplog.read(tmp_path / "job.log")
+            if isinstance(line, oplog.Call | oplog.Mutate)
+        ] == [
+            ("aten.ones.default", "x1"),
+            ("aten.t.default", "x1", "x1v1"),
+            ("aten.slice.Tensor", "x1v1", "x1v2"),
+            ("aten.mul.Tensor", "x1v2", "x2"),
+            ("aten.split.Tensor", "x1", "x1v3", "x1v4"),
+            ("aten.add_.Tensor", "x1"),
             # The parts are named anew: they see the new content.
-            oplog.Call("view", ("x2",), ("x2v5",), 0),
-            oplog.Memory("x2v5", size),
-            oplog.Call("aten.t.default", ("x2v5",), ("x2v6",), 0),
-            oplog.Memory("x2v6", size),
-            oplog.Call("aten.mm.default", ("x3", "x2v6"), ("x4",), 0),
-            oplog.Memory("x4", 32 * 32 * 4),
-            oplog.Release("x3"),
-            oplog.Release("x4"),
-            oplog.Release("x2v5"),
-            oplog.Release("x2v6"),
-            oplog.Release("x2"),
+            ("view", "x1", "x1v5"),
+            ("aten.t.default", "x1v5", "x1v6"),
+            ("aten.mm.default", "x2", "x1v6", "x3"),
         ]
 
-    def test_a_parameter_that_is_overwritten_unread_stays_a_constant(self, tmp_path):
-        with dtr_alloc.session(log=tmp_path / "job.log", device="cpu"):
-            before = dtr_alloc.stats()["requested_bytes"]
-            model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
-            for layer in model:
-                torch.nn.init.uniform_(layer.weight)
-            optimizer = torch.optim.AdamW(model.parameters())
-            x = torch.randn(8, 64)
-            for _ in range(4):
-                optimizer.zero_grad()
-                model(x).sum().backward()
-                optimizer.step()
-            peak = dtr_alloc.stats()["peak_requested_bytes"] - before
-            del model, layer, optimizer, x
-        program = oplog.compile_log(tmp_path / "job.log")
-        assert simulate.baseline(program, "runtime").peak_bytes == pytest.approx(peak, rel=0.01)
+    def test_the_log_after_one_that_was_interrupted_has_nothing_of_it(self, tmp_path, monkeypatch):
+        def interrupted(*lines):
+            raise KeyboardInterrupt
 
-    @pytest.mark.parametrize("times", [1, 2])
-    @pytest.mark.parametrize("groups", [1, 2, 6, 12])
-    def test_one_that_is_interrupted_while_it_is_written_ends_with_whole_groups_of_lines(
-        self, tmp_path, monkeypatch, times, groups
-    ):
-        """The second time while the first one ends the log. The next log has nothing of it."""
         path = tmp_path / "job.log"
         with dtr_alloc.session(log=path, device="cpu"):
-            log = api.active().log
-            write = log._writer.write
-            left = groups
-
-            def interrupted(*lines):
-                nonlocal left
-                left -= 1
-                if left < 0:
-                    raise KeyboardInterrupt
-                write(*lines)
-
-            def interrupted_again(on):
-                raise KeyboardInterrupt
-
-            monkeypatch.setattr(log._writer, "write", interrupted)
-            if times == 2:
-                monkeypatch.setattr(log._bridge, "log_operators", interrupted_again)
             x = torch.ones(64, 64)
-
-            def compute_and_drain(x):  # now and then an operator drains the log by itself
-                for _ in range(4):
-                    x = (x @ x).split(32)[0].repeat(2, 1)
-                log.drain()
-
-            with pytest.raises(KeyboardInterrupt):
-                compute_and_drain(x)
-            monkeypatch.undo()
-            x = (x @ x).relu()
-        assert len(oplog.compile_log(path).operators) >= groups // 2
+            log = api.active().log
+            log.drain()
+            x = x @ x
+            with monkeypatch.context() as patch:
+                patch.setattr(log._writer, "write", interrupted)
+                with pytest.raises(KeyboardInterrupt):
+                    log.drain()
+            x = x.relu()
+        oplog.compile_log(path)
         with dtr_alloc.session(log=path, device="cpu"):
             y = torch.ones(64, 64) + 1
         assert lines(path)[oplog.Call] == 2
