@@ -8,11 +8,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 from harness import python
-
-from dtr_alloc.torch.op_rules import MUTATE, READ, rule_for
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch has no gloo")
 
@@ -20,7 +17,9 @@ BEGIN = """
 import atexit, contextlib, hashlib, json, sys, time
 import torch, torch.distributed as dist
 import dtr_alloc
+from dtr_alloc.torch import ranks
 
+ranks._PATIENCE_SECONDS = 600  # the machine may be busy
 rank, file, budget = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 COUNT = 1 << 18
 torch.set_num_threads(1)
@@ -120,6 +119,20 @@ COLLECTIVES = {
         dist.all_gather_into_tensor(whole, x)
         assert (whole.view(2, -1) == torch.tensor([[2.0], [4.0]])).all()
         """,
+    "what is broadcast or scattered replaces what was there": """
+        x, parts = made(rank + 1), made(rank + 1)
+        out = made(9)[: COUNT // 2]
+        before = [x * 3, out * 3]
+        kept[:] = [x, parts, out, *before]
+        dist.broadcast(x, 1)
+        dist.reduce_scatter_tensor(out, parts)
+        after = [x + 1, out + 1]
+        kept[:] = [x, parts, out, *before, *after]
+        crowd()
+        assert (x == 4).all() and (out == 6).all() and (parts == 2 * (rank + 1)).all()
+        assert (before[0] == 6 * (rank + 1)).all() and (before[1] == 54).all()
+        assert (after[0] == 5).all() and (after[1] == 7).all()
+        """,
     "functional collectives": """
         import torch.distributed._functional_collectives as functional
         x = made(rank + 1)
@@ -192,8 +205,6 @@ def test_training_has_the_same_bits(tmp_path, wrap):
 
 
 ENDS = """
-from dtr_alloc.torch import ranks
-ranks._PATIENCE_SECONDS = 600  # the machine may be busy
 net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(16, 16))
 x = made(rank)
 
@@ -249,8 +260,6 @@ def test_a_rank_that_ends_out_of_memory_has_others_raise_in_their_collective(
 
 def test_a_rank_learns_of_groups_that_are_made_later(tmp_path):
     script = """
-        from dtr_alloc.torch import ranks
-        ranks._PATIENCE_SECONDS = 600
         dist.all_reduce(made(0))
         dist.destroy_process_group()
         method = "file://" + file + "again"
@@ -346,30 +355,6 @@ def test_a_rank_that_is_a_process_of_multiprocessing_tells_the_others(tmp_path):
     (tmp_path / "job.py").write_text(PROCESSES)
     done = python("job.py", tmp_path / "init", cwd=tmp_path)
     assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory and ends" in done.stdout
-
-
-def test_their_rules_say_what_they_write():
-    c10d = torch.ops.c10d
-
-    def uses(operator: torch._ops.OpOverload) -> list[int]:
-        rule = rule_for(operator)
-        assert rule.lasts
-        assert not rule.recomputable
-        return [of.use for of in rule.tensors]
-
-    assert uses(c10d.allgather_.default) == [MUTATE, READ]
-    assert uses(c10d.reduce_scatter_.default) == [MUTATE, READ]
-    assert uses(c10d.broadcast_.default) == [MUTATE]
-    assert uses(c10d.recv_.default) == [MUTATE]
-    assert uses(c10d.send.default) == [READ]
-    functional = torch.ops._c10d_functional
-    is_name = str(functional.all_reduce.default._schema.arguments[-1].type) == "str"
-    group = [] if is_name else [READ]  # from torch 2.13 on it may be anything, a tensor too
-    assert uses(functional.all_reduce_.default) == [MUTATE, *group]
-    assert uses(functional.all_reduce.default) == [READ, *group]
-    if hasattr(functional, "irecv"):
-        assert uses(functional.irecv.default) == [MUTATE]
-    assert not rule_for(torch.ops.aten.add.Tensor).lasts
 
 
 @pytest.mark.parametrize("command", [["-m"], ["-m", "dtr_alloc.cli", "run", "-m"]])
