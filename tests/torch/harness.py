@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,16 @@ def evicted(tensor: Tensor) -> Tensor:
     assert dtr_alloc.evict(tensor), "a result of an operator can be evicted"
     assert not dtr_alloc.is_resident(tensor)
     return tensor
+
+
+def is_true_in_a_fork(check: Callable[[], bool]) -> bool:
+    """Whether a forked child finds so."""
+    if (child := os.fork()) == 0:
+        status = 1
+        with suppress(BaseException):
+            status = int(not check())
+        os._exit(status)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def address(tensor: Tensor) -> int:

@@ -5,6 +5,7 @@ import gc
 import importlib.util
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -42,14 +43,12 @@ class Library:
         return self.define(called)
 
 
-_made = 0
+_numbers = count()
 
 
 @pytest.fixture
 def library() -> Iterator[Library]:
-    global _made
-    _made += 1
-    yield Library(f"dtr_custom{_made}")
+    yield Library(f"dtr_custom{next(_numbers)}")
     custom_operators._declared.clear()
 
 

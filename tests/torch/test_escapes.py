@@ -3,7 +3,6 @@
 import copy
 import ctypes
 import io
-import os
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from harness import checked_session, evicted, python
+from harness import checked_session, evicted, is_true_in_a_fork, python
 from torch import Tensor, nn
 from torch.utils import dlpack
 
@@ -416,9 +415,7 @@ def test_after_the_session_and_in_a_child_the_types_are_as_they_were():
     with checked_session():
         assert members() != before
     assert members() == before
-    if not (child := os.fork()):
-        os._exit(members() != before)
-    assert os.waitpid(child, 0)[1] == 0
+    assert is_true_in_a_fork(lambda: members() == before)
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["before", "after"])

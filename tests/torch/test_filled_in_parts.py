@@ -74,15 +74,9 @@ def circular(dimensions: int) -> Tensor:
     return F.pad(source(3, 2, *(4, 5, 6)[:dimensions]), padding, mode="circular")
 
 
-def rrelu() -> Tensor:
-    torch.manual_seed(0)
-    return F.rrelu(source(256), training=True)
-
-
 FILLED: dict[str, Callable[[], Tensor]] = {
     **{name: partial(filled, *of) for name, of in PARTS.items()},
     **{f"circular, {n} dimensions": partial(circular, n) for n in (1, 2, 3)},
-    "rrelu": rrelu,
 }
 
 

@@ -116,16 +116,17 @@ def test_a_draw_by_an_operator_of_ours_in_one_of_pytorchs_is_a_part_of_that():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_interrupt_where_a_session_is_left_ends_it(way):
-    """Also before the first instruction of what ends it."""
+def test_an_interrupt_where_a_session_is_entered_or_left_ends_it(way):
+    """Also before the first instruction of what ends it. Interrupts within enable() and disable()
+    are in interrupted_jobs.py."""
 
     def run(injector: Injector) -> None:
         with injector.following(), dtr_alloc.session(2**26, device="cpu"):
             torch.ones(8).add(1)
 
     run(every := Injector())
-    places = [place for place in every.met if place[1] == "session._leave"]
-    assert places
+    places = [place for place in every.met if place[1].startswith("session.")]
+    assert "session._leave" in [name for _, name, _ in places]
     for place in places:
         run(injector := Injector(place, way=way))
         assert injector.raised

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from harness import python
+from harness import is_true_in_a_fork, python
 
 import dtr_alloc
 from dtr_alloc import live
@@ -163,8 +163,5 @@ def test_progress_is_a_line_on_stderr(folder, capsys):
 def test_a_forked_child_leaves_what_its_parent_shows(folder):
     with dtr_alloc.session(budget="64MiB", device="cpu"):
         stepper()()
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if len(list(folder.iterdir())) == 1 else 1)
-        assert os.waitpid(child, 0)[1] == 0
+        assert is_true_in_a_fork(lambda: len(list(folder.iterdir())) == 1)
         assert len(list(folder.iterdir())) == 1

@@ -64,16 +64,6 @@ def test_draws_are_those_of_plain_pytorch_and_come_again(name, own):
         assert torch.equal(torch.get_rng_state(), after), "the job's generator moved"
 
 
-def repeat_during(body: Callable[[], object], drawn: Tensor) -> None:
-    """Draws a tensor again and again while another thread runs a function."""
-    thread = threading.Thread(target=body)
-    thread.start()
-    while thread.is_alive():
-        evicted(drawn)
-        dtr_alloc.materialize(drawn)
-    thread.join()
-
-
 def test_two_threads_that_draw_from_one_generator_share_out_its_numbers():
     """In whatever order: no number comes twice, and none is lost."""
     each = 2000
@@ -100,11 +90,17 @@ def test_a_state_that_is_read_or_set_while_draws_are_repeated_is_the_jobs():
         right = drawn.clone()
         state = torch.get_rng_state()
         seen: list[bool] = []
+        over = threading.Event()
 
         def look() -> None:
             seen.extend(torch.equal(torch.get_rng_state(), state) for _ in range(500))
+            over.set()
 
-        repeat_during(look, drawn)
+        def repeat() -> None:
+            while not over.is_set():
+                dtr_alloc.materialize(evicted(drawn))
+
+        on_threads(look, repeat)
         assert all(seen)
         assert torch.equal(drawn, right)
 
@@ -185,10 +181,7 @@ def test_another_thread_draws_its_own_numbers_while_an_operator_seeds_again():
         made = dtr_alloc.run_as_operator(waits, torch.ones(1000))
         torch.manual_seed(7)
         again = True
-        thread = threading.Thread(target=draw)
-        thread.start()
-        evicted(made).sum()
-        thread.join()
+        on_threads(draw, evicted(made).sum)
         after = torch.rand(10)
     torch.manual_seed(7)
     assert_equal([torch.rand(10) for _ in range(4)], [*others, after])

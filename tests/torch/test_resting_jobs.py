@@ -2,11 +2,13 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from harness import MIB, assert_equal, checked_session
+from native_fixtures import on_threads
 from torch import Tensor, nn
 
 import dtr_alloc
@@ -18,7 +20,7 @@ STEPS, MORE_STEPS = 6, 3
 
 
 def trained(
-    work: Callable[[nn.Module, int], Tensor], before: Callable[[int], None]
+    work: Callable[[nn.Module, int], Tensor], before: Callable[[int], None] = lambda _: None
 ) -> list[Tensor]:
     """The parameters and losses of a job. before: is called before each step."""
     torch.manual_seed(0)
@@ -34,10 +36,6 @@ def trained(
         optimizer.step()
         losses.append(loss.detach().clone())
     return [*losses, *(tensor.detach().clone() for tensor in model.state_dict().values())]
-
-
-def nothing(_: int) -> None:
-    pass
 
 
 def unrolled(times: Callable[[int], int], rows: Callable[[int], int]) -> Any:
@@ -60,7 +58,7 @@ GROWTHS = {
 def test_a_job_that_grows_many_times_over_after_a_rest_trains_with_the_same_bits(growth):
     """The larger steps need several times the budget."""
     counted: list[Stats] = []
-    expected = trained(GROWTHS[growth], nothing)
+    expected = trained(GROWTHS[growth])
     with checked_session(16 * MIB, REST):
         got = trained(GROWTHS[growth], lambda _: counted.append(dtr_alloc.stats()))
         end = dtr_alloc.stats()
@@ -109,19 +107,16 @@ def test_threads_that_run_operators_at_rest_see_no_evicted_content():
         changed.wait()
         results[number] = x.clone()
 
-    def run() -> list[Tensor]:
-        results.clear()
-        changed.clear()
-        all_of_them = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
-        for each in all_of_them:
-            each.start()
+    def change() -> None:
         ready.wait()
         if dtr_alloc.is_enabled():
             dtr_alloc.set_budget(4 * MIB)
         changed.set()
-        for each in all_of_them:
-            each.join()
-        return [results[n] for n in range(threads)]
+
+    def run() -> list[Tensor]:
+        changed.clear()
+        on_threads(change, *(partial(work, number) for number in range(threads)))
+        return [results.pop(number) for number in range(threads)]
 
     expected = run()
     with checked_session(debug=REST):

@@ -218,27 +218,16 @@ def padded(nested: Tensor) -> Tensor:
     return torch.nested.to_padded_tensor(nested, 0.0)
 
 
-def test_they_are_made_of_what_was_evicted_and_compute_the_same():
-    expected = padded(torch.nested.nested_tensor([part * 2 for part in rows()]).sin())
-    with checked_session():
-        nested = torch.nested.nested_tensor([evicted(part * 2) for part in rows()])
-        result = padded(nested.sin())
-        assert torch.equal(result, expected)
-        for part, of in zip(nested.unbind(), rows(), strict=True):
-            assert torch.equal(part, of * 2)
-
-
-def test_training_through_them_gives_the_same_gradients():
-    def gradient() -> Tensor:
+def test_they_are_made_of_what_was_evicted_and_give_the_same_gradients():
+    def train(given: list[Tensor]) -> list[Tensor]:
         weight = torch.linspace(-1, 1, 256).view(16, 16).requires_grad_()
-        nested = torch.nested.as_nested_tensor(rows())
-        padded(torch.nn.functional.linear(nested, weight).relu()).square().sum().backward()
-        assert weight.grad is not None
-        return weight.grad
+        nested = torch.nested.as_nested_tensor(given)
+        result = padded(nn.functional.linear(nested, weight).relu())
+        return [*nested.unbind(), result, *torch.autograd.grad(result.square().sum(), weight)]
 
-    expected = gradient()
+    expected = train([part * 2 for part in rows()])
     with checked_session():
-        assert torch.equal(gradient(), expected)
+        assert_equal(expected, train([evicted(part * 2) for part in rows()]))
 
 
 def test_one_over_an_evicted_buffer_shows_its_content():

@@ -5,7 +5,6 @@ import ctypes
 import io
 import logging
 import multiprocessing
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from harness import checked_session, evicted
+from harness import checked_session, evicted, is_true_in_a_fork
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -179,22 +178,14 @@ def busy() -> Iterator[list[float]]:
 
 
 def test_sessions_begin_and_end_while_other_threads_run_operators(busy):
-    for _ in range(30):
-        dtr_alloc.enable("unlimited", exist_ok=True, device="cpu")
-        before = len(busy)
-        while len(busy) < before + 2:
-            torch.ones(10) * 2
-    dtr_alloc.check_invariants()
-    dtr_alloc.disable()
-    assert set(busy) == {50 * 50 * 12.0}
-
-
-def test_what_another_thread_makes_while_a_session_ends_is_no_part_of_it(busy):
-    """It has no history that the next session would compute anew."""
+    """What they make while one ends has no history that the next would compute anew."""
     for _ in range(10):
-        with dtr_alloc.session("unlimited", device="cpu"):
-            torch.ones(10) * 2
+        with checked_session():
+            before = len(busy)
+            while len(busy) < before + 2:
+                torch.ones(10) * 2
         assert dtr_alloc.stats()["live_ops"] == 0
+    assert set(busy) == {50 * 50 * 12.0}
 
 
 @pytest.fixture
@@ -245,7 +236,6 @@ def training_threads(count: int = THREADS) -> Iterator[list[int]]:
     over = threading.Event()
     started = threading.Barrier(count + 1)
     steps = [0] * count
-    errors: list[BaseException] = []
     logger = logging.Logger("test_threads")  # its handler's lock is one that fork waits for
     logger.addHandler(logging.StreamHandler(io.StringIO()))
 
@@ -262,55 +252,46 @@ def training_threads(count: int = THREADS) -> Iterator[list[int]]:
                 steps[index] += 1
                 if steps[index] == 1:
                     started.wait()
-        except BaseException as error:
-            errors.append(error)
+        except BaseException:
             started.abort()
+            raise
 
-    threads = [threading.Thread(target=train, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    try:
-        started.wait()
-        yield steps
-    finally:
-        over.set()
-        for thread in threads:
-            thread.join()
-    assert not errors
-
-
-def fork_and_use_memory(tensor: torch.Tensor) -> int:
-    """The status of a child that allocates, frees what it inherited, and computes."""
-    pid = os.fork()
-    if pid:
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    good = not dtr_alloc.is_enabled() and bool((tensor + torch.ones(1000)).sum() == 2000)
-    del tensor
-    os._exit(0 if good else 7)
+    with ThreadPoolExecutor(count) as executor:
+        training = [executor.submit(train, index) for index in range(count)]
+        try:
+            started.wait()
+            yield steps
+        finally:
+            over.set()
+    for each in training:
+        each.result()
 
 
 def test_a_child_reads_what_was_evicted_with_an_error():
     with checked_session():
         tensor = evicted(torch.ones(1000) * 2)
-        pid = os.fork()
-        if not pid:
-            told = []
-            for read in (lambda: tensor.sum(), lambda: tensor.is_shared()):
-                try:
+
+        def reads_fail() -> bool:
+            for read in (tensor.sum, tensor.is_shared):
+                with pytest.raises(RuntimeError, match="memory was evicted"):
                     read()
-                except RuntimeError as error:
-                    told.append("memory was evicted" in str(error))
-            os._exit(0 if told == [True, True] else 7)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+            return True
+
+        assert is_true_in_a_fork(reads_fail)
 
 
 @pytest.mark.parametrize("count", [40, pytest.param(1000, marks=pytest.mark.long)])
 def test_forks_while_threads_train(count):
-    tensor = torch.ones(1000)
+    held = [torch.ones(1000)]
+
+    def uses_memory() -> bool:
+        """Allocates, computes, and frees what it inherited."""
+        return not dtr_alloc.is_enabled() and (held.pop() + torch.ones(1000)).sum().item() == 2000
+
     with checked_session("2MiB"), training_threads() as steps:
         forks = 0
         while forks < count or min(steps) < 2:
-            assert fork_and_use_memory(tensor) == 0
+            assert is_true_in_a_fork(uses_memory)
             forks += 1
     assert dtr_alloc.stats()["evictions"] > 0
 
