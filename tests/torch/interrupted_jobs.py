@@ -96,13 +96,20 @@ def trained() -> list[Tensor]:
 # ---- what must hold ----
 
 
-def replaced() -> dict[tuple[str, str], Any]:
-    """What a session replaces is among these."""
-    owners = (Tensor, torch.UntypedStorage, torch._C.TensorBase, torch._C.StorageBase)
-    return {("torch", "save"): torch.save} | {
-        (owner.__name__, name): value
-        for owner in (*owners, threading.Thread)
-        for name, value in vars(owner).items()
+def replaced() -> dict[str, Any]:
+    """What a session replaces."""
+    storage = torch.UntypedStorage
+    return {
+        "Tensor.numpy": Tensor.numpy,
+        "Tensor.data_ptr": Tensor.data_ptr,
+        "Tensor.__repr__": Tensor.__repr__,
+        "Tensor.__dlpack__": Tensor.__dlpack__,
+        "__cuda_array_interface__": Tensor.__dict__["__cuda_array_interface__"],
+        "__dlpack_c_exchange_api__": vars(Tensor).get("__dlpack_c_exchange_api__"),
+        "UntypedStorage.fill_": storage.fill_,
+        "UntypedStorage.data_ptr": vars(storage).get("data_ptr"),
+        "torch.save": torch.save,
+        "Thread.run": threading.Thread.run,
     }
 
 
@@ -113,8 +120,7 @@ _expected: list[Tensor] = []
 def assert_off() -> None:
     """Nothing of a session is left, and the job trains as it does without us."""
     assert not dtr_alloc.is_enabled()
-    now = replaced()
-    left = [of for of in now.keys() | _replaced.keys() if now.get(of) is not _replaced.get(of)]
+    left = [name for name, value in replaced().items() if value is not _replaced[name]]
     assert not left, left
     assert not torch._C._dispatch_tls_is_dispatch_key_included(recorder._KEY)
     assert_no_lock_is_held()
