@@ -60,6 +60,7 @@ struct CallTiming {
   ThreadUse begin;      // the clock always, the rest if the thread is read
   int64_t took_ns = 0;  // what was read; 0: nothing
   uint64_t timer = 0;   // of that pool; 0: none runs
+  int64_t room_ns = 0;  // the thread's on making room, until the call begins; then in it
   uint32_t unread = 0;  // calls since it last looked for timers that are done
   // What it found.
   static constexpr uint64_t kMost = 32;
@@ -91,6 +92,7 @@ class CallTimer {
   static void start(CallTiming& timing) {
     if (timing.reads_thread) timing.begin.read_thread();
     timing.begin.clock_ns = clock_ns();
+    timing.room_ns = RoomTime::spent_ns();
     if (!timing.is_due) return;
     timing.is_due = false;
     // Where that fails the op runs without: what is wrong with the device, it will say itself.
@@ -108,6 +110,7 @@ class CallTimer {
       timing.took_ns = std::max<int64_t>(took.own_ns(), 1);
     }
     if (!timing.queued_in) return;
+    timing.room_ns = RoomTime::spent_ns() - timing.room_ns;
     if (timing.timer && (!wanted || dtr_pool_time_end(timing.queued_in, timing.timer) != DTR_OK))
       drop(timing);
     if (++timing.unread < kLookEvery) return;
@@ -130,13 +133,15 @@ class CallTimer {
 
  private:
   static constexpr uint32_t kLookEvery = 16;  // ops
+  static constexpr int64_t kLittle = 16;      // this part of a reading
 
   // Without what making room took: that is no part of an operator.
-  static int64_t clock_ns() { return now_ns() - room_ns_of_thread(); }
+  static int64_t clock_ns() { return now_ns() - RoomTime::spent_ns(); }
 
   struct TimedOp {
     uint64_t signature;
     uint64_t op_key;
+    int64_t room_ns;  // that making room for it took the host
   };
   using Pending = std::unordered_map<uint64_t, TimedOp>;  // by the timer
 
@@ -147,10 +152,15 @@ class CallTimer {
         continue;
       const auto found = pending.find(timing.timers[i]);
       if (found == pending.end()) continue;
-      costs.add(found->second.signature, found->second.op_key, timing.ns[i]);
+      const TimedOp& op = found->second;
+      const int64_t known_ns = costs.known(op.signature);
+      // A device that may have waited while room was made says at most what the op takes.
+      const bool is_bound = op.room_ns > timing.ns[i] / kLittle;
+      if (!is_bound || known_ns == 0 || timing.ns[i] < known_ns)
+        costs.add(op.signature, op.op_key, timing.ns[i]);
       pending.erase(found);
     }
-    if (timing.timer) pending[timing.timer] = {signature, op_key};
+    if (timing.timer) pending[timing.timer] = {signature, op_key, timing.room_ns};
     timing.timer = 0;
   }
   // The storage of an input whose device queues work; null if there is none.

@@ -230,6 +230,7 @@ dtr_pool* Engine::pool_of(uint8_t device_type, int8_t device_index) const {
 void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
                        uint64_t stream, uint64_t arena, int32_t* status, const char** message) {
   thread_local std::string text;
+  const RoomTime::Allocation allocation;
   void* address = nullptr;
   dtr_pool* pool = pool_of(device_type, device_index);
   if (plan_.is_on() && !arena) address = plan_executor_.allocate(pool, size_bytes, stream);
@@ -263,6 +264,7 @@ void* Engine::allocate(uint8_t device_type, int8_t device_index, uint64_t size_b
 // What would find no room if all was evicted that can be is served beyond the budget at once.
 void* Engine::allocate_workspace(uint8_t device_type, int8_t device_index, uint64_t size_bytes,
                                  uint64_t stream, int32_t* beyond) {
+  const RoomTime::Allocation allocation;
   *beyond = 0;
   void* address = nullptr;
   dtr_pool* pool = pool_of(device_type, device_index);
@@ -297,7 +299,7 @@ void Engine::freed(void* address) {
 }
 
 int32_t Engine::make_room(Device& device, uint64_t size_bytes) {
-  const ScopedTimer spent(room_ns_of_thread());
+  RoomTime::begin();
   rest_.wake();
   {
     std::lock_guard<EngineMutex> lock(mutex_);

@@ -47,7 +47,7 @@ class PlanExecutor {
       if (!parts_.capture.is_under_way()) offset = parts_.plan.next(size_bytes);
     }
     if (offset == StepPlan::kNowhere) return nullptr;
-    const ScopedTimer spent(room_ns_of_thread());
+    RoomTime::begin();
     Device& device = parts_.devices.with(pool);
     const auto* const wanted = reinterpret_cast<const void*>(device.base + offset);
     thread_local std::vector<void*> in_the_way;

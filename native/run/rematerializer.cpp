@@ -177,7 +177,7 @@ void Rematerializer::describe(Rematerialization& remat, Op* op) {
   remat.step_open = true;
   remat.step_device = remat.stack.back().target->device_index;
   remat.step_begin_ns = now_ns();
-  remat.room_ns_at_step = room_ns_of_thread();
+  remat.room_ns_at_step = RoomTime::spent_ns();
 }
 
 // Of a dead storage, over its memory.
@@ -293,7 +293,7 @@ void Rematerializer::commit(Rematerialization& remat, const std::vector<Held>& h
         static_cast<uint64_t>(op->cost_ns);  // the clock saw it queued only
   } else {
     parts_.environment.stats.recompute_ns += static_cast<uint64_t>(
-        now_ns() - remat.step_begin_ns - (room_ns_of_thread() - remat.room_ns_at_step));
+        now_ns() - remat.step_begin_ns - (RoomTime::spent_ns() - remat.room_ns_at_step));
   }
   close_step(remat, deferred);
   end_step(remat, deferred);

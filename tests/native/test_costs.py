@@ -5,6 +5,7 @@ from random import Random
 import pytest
 from native_fixtures import SANITIZERS, cpp_program
 from native_pool import Invalid, check, ffi, lib
+from stream_toy import LARGE, A, StreamToy
 from toy import MUTATE, WORDS, Failure, fail, measured, op_key
 
 CPU, CUDA = 0, 1
@@ -183,3 +184,28 @@ class TestTheClock:
         assert (toy.stats().total_cost_ns, toy.stats().recompute_cost_ns) == (first, first)
         assert toy.stats().clock_ns == 1 + 2 * first
         assert known(toy) == {}  # what was given is no reading
+
+
+class TestReadingsOfADevice:
+    def read(self, toy: StreamToy, work_ns: int) -> int:
+        """What f costs after one more call whose work takes so long, once timers are looked at."""
+        toy.fake.set_work_ns(work_ns)
+        toy.one("f", self.source, words=LARGE).release()
+        for _ in range(16):
+            toy.run("look", self.source)
+        return next(cost for key, cost, _ in known(toy).values() if key == op_key("f"))
+
+    def test_room_that_the_device_waits_for_is_no_work_of_the_operator(self, make_stream_toy):
+        toy = make_stream_toy(3, streams=(A,), price=measured)
+        toy.fake.hold(0)
+        with toy.on(A):
+            self.source = toy.unseen(LARGE)
+            first = self.read(toy, 1000)
+            assert self.read(toy, 2000) > first, "a reading above raises the cost"
+            known_ns = self.read(toy, 900)
+            kept = [toy.one("g", self.source, words=LARGE) for _ in range(2)]
+            evictions = toy.stats().evictions
+            assert self.read(toy, 4000) == known_ns
+            assert toy.stats().evictions > evictions
+            kept += [toy.one("g", self.source, words=LARGE) for _ in range(2)]
+            assert self.read(toy, 500) < known_ns, "a reading below holds all the same"
