@@ -30,6 +30,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -168,17 +169,18 @@ def use_log(rng: random.Random, path: Path) -> None:
         )
 
 
+@cache
+def the_program() -> oplog.Program:
+    return oplog.compile_log(hostile.LOG)
+
+
 def use_schedule(rng: random.Random, path: Path) -> None:
-    log = path.with_name("the.log")
-    lines = hostile.log_lines(random.Random(1))
-    log.write_bytes(b"\n".join(map(hostile.to_json, lines)))
-    program = oplog.compile_log(log)
     with named(path, schedules.ScheduleError):
         for each in schedules.read(path):
             with contextlib.suppress(ValueError):
-                schedules.run(program, each)
+                schedules.run(the_program(), each)
     if rng.random() < 0.3:
-        command("run", log, "--schedule", path, "--json", os.devnull, main=best.commands)
+        command("run", hostile.LOG, "--schedule", path, "--json", os.devnull, main=best.commands)
 
 
 def use_config(rng: random.Random, path: Path) -> None:
@@ -197,31 +199,31 @@ def use_result(rng: random.Random, path: Path) -> None:
 
 
 def schedule_bytes(rng: random.Random) -> bytes:
-    lines = hostile.log_lines(random.Random(1))
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(b"\n".join(map(hostile.to_json, lines)))
-        file.flush()
-        program = oplog.compile_log(file.name)
     head = {
-        "SCHEDULE": 1, "LOG": "a.log", "SHA256": schedules.identity(program), "SEMANTICS": "simrd",
-        "DEALLOC": rng.choice(("eager", "ignore")), "BUDGET": 1 << 20, "COST": 5, "BY": "hand",
+        "SCHEDULE": 1,
+        "LOG": "a.log",
+        "SHA256": schedules.identity(the_program()),
+        "SEMANTICS": "simrd",
+        "DEALLOC": rng.choice(("eager", "ignore")),
+        "BUDGET": 1 << 20,
+        "COST": 5,
+        "BY": "hand",
         "LISTS": 2,
-    }  # fmt: skip
+    }
     return hostile.text_bytes(rng, [head, [rng.randrange(9), 2], [9, 3, 4]])
 
 
 class Target(NamedTuple):
     make: Callable[[random.Random], bytes]
     use: Callable[[random.Random, Path], None]
-    compresses: bool = False
 
 
 TARGETS = {
     "trace": Target(hostile.trace_bytes, use_trace),
     "snapshot": Target(hostile.snapshot_bytes, use_trace),
     "rmm": Target(hostile.rmm_bytes, use_trace),
-    "log": Target(lambda rng: hostile.text_bytes(rng, hostile.log_lines(rng)), use_log, True),
-    "schedule": Target(schedule_bytes, use_schedule, True),
+    "log": Target(lambda rng: hostile.text_bytes(rng, hostile.log_lines(rng)), use_log),
+    "schedule": Target(schedule_bytes, use_schedule),
     "config": Target(hostile.config_bytes, use_config),
     "costs": Target(hostile.costs_bytes, use_costs),
     "result": Target(hostile.costs_bytes, use_result),
@@ -232,9 +234,7 @@ def run_case(name: str, number: int, folder: Path) -> None:
     """Raises what a fault is. Leaves the file in the folder until the next case."""
     target = TARGETS[name]
     rng = random.Random(f"{name}:{number}")
-    data, ending = target.make(rng), ""
-    if target.compresses:
-        data, ending = hostile.packed(rng, data)
+    data, ending = hostile.packed(rng, target.make(rng))
     path = folder / f"case{ending}"
     path.write_bytes(data)
     try:
