@@ -2,7 +2,6 @@
 
 from collections import Counter
 from functools import partial
-from typing import Any
 
 import pytest
 from native_pool import check, ffi, lib
@@ -18,7 +17,7 @@ def place():
     lib.dtr_place(0)
 
 
-def repeats(toy: Any) -> dict[int, int]:
+def repeats(toy):
     """How many operators ran again, by place."""
     ask = partial(lib.dtr_engine_repeats, toy.engine)
     times: Counter[int] = Counter()
@@ -27,7 +26,7 @@ def repeats(toy: Any) -> dict[int, int]:
     return dict(times)
 
 
-def fullest(toy: Any) -> dict[int, int]:
+def fullest(toy):
     """Bytes by place."""
     ask = partial(lib.dtr_engine_holders, toy.engine, lib.DTR_HOLDERS_FULLEST)
     return {holder.place: holder.size_bytes for holder in listed("dtr_holder", ask)}

@@ -1,7 +1,5 @@
 """Where a job repeats itself, what is needed last goes first (policy/foresight.h)."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench.studies.log import Log
@@ -13,7 +11,7 @@ PREAMBLE = 10
 """More operators than a repetition is recognized by."""
 
 
-def evicted(log: Log, budget: int, heuristic: str) -> list[str]:
+def evicted(log, budget, heuristic):
     """What goes for room, in order, by name."""
     run = simulate.run_log(
         log.program, heuristic, budget, semantics="runtime", decisions=True, outputs=False
@@ -22,7 +20,7 @@ def evicted(log: Log, budget: int, heuristic: str) -> list[str]:
     return [log.program.names[int(one[1:])] for one in run.decisions.split() if one[0] == "E"]
 
 
-def step(log: Log, number: int, *, odd: bool, uses: str) -> None:
+def step(log, number, *, odd, uses):
     """Makes ``a`` and ``b``, of which one must go for ``c``; then uses them in this order."""
     for i in range(PREAMBLE):
         log.call("x", {f"p{number}-{i}": UNIT + 512 * i}, time=10)
@@ -42,7 +40,7 @@ def step(log: Log, number: int, *, odd: bool, uses: str) -> None:
     log.release(b)
 
 
-def steps(*odd: bool, uses: str = "ab") -> Log:
+def steps(*odd, uses="ab"):
     log = Log()
     log.constant("x", UNIT)
     for number, is_odd in enumerate(odd):
@@ -53,7 +51,7 @@ def steps(*odd: bool, uses: str = "ab") -> Log:
 BUDGET = (1 + 16 + 16 + 4) * UNIT
 
 
-def victims(log: Log, heuristic: str) -> str:
+def victims(log, heuristic):
     """Of each step the one that goes for ``c``."""
     return "".join(name[0] for name in evicted(log, BUDGET, heuristic))
 

@@ -1,23 +1,18 @@
 """The recorder rests while nothing has to be evicted (native/graph/rest.h)."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from native_pool import OutOfMemory, check, ffi, lib
-from toy import MUTATE, WORDS, WRITE_ONLY, Tensor, Toy, line
+from toy import MUTATE, WORDS, WRITE_ONLY, line
 
 AFTER = 4
 PAGES = 32
 
 
 @pytest.fixture
-def resting(make_toy: Callable[..., Toy]) -> Callable[..., Toy]:
+def resting(make_toy):
     """Makes a toy whose recorder rests, on memory of which most is free."""
 
-    def make(**options: Any) -> Toy:
+    def make(**options):
         toy = make_toy(pages=PAGES, rest_after_ops=AFTER, moving=1, **options)
         x = toy.unseen(WORDS)
         until_rest(toy, x)
@@ -26,14 +21,14 @@ def resting(make_toy: Callable[..., Toy]) -> Callable[..., Toy]:
     return make
 
 
-def is_resting(toy: Toy) -> bool:
+def is_resting(toy):
     at_rest = toy.begins_at_rest()
     if at_rest:
         toy.ends_at_rest()
     return at_rest
 
 
-def until_rest(toy: Toy, x: Tensor) -> None:
+def until_rest(toy, x):
     for i in range(3 * AFTER):
         toy.one("f", x, parameter=i).release()
     assert is_resting(toy)
@@ -56,22 +51,22 @@ def test_at_rest_contents_are_constants_without_records(make_toy):
     assert [tensor.is_right() for tensor in (x, y, z)] == [True] * 3
 
 
-def capture(toy: Toy) -> None:
+def capture(toy):
     with toy.capturing():
         pass
 
 
-def fill(toy: Toy) -> None:
+def fill(toy):
     for _ in range(3 * PAGES // 4):
         toy.unseen(WORDS)
 
 
-def too_small_a_budget(toy: Toy) -> None:
+def too_small_a_budget(toy):
     with pytest.raises(OutOfMemory):
         toy.pool.set_budget(4096)
 
 
-WAKERS: dict[str, Callable[[Toy], object]] = {
+WAKERS = {
     "a request of a new size": lambda toy: toy.unseen(WORDS // 2),
     "memory above half of the budget": fill,
     "other settings": lambda toy: toy.configure(thrash=4),
@@ -97,7 +92,7 @@ def test_the_recorder_is_woken_by(waker, resting):
     toy.verify()
 
 
-KEEPS_AWAKE: dict[str, Callable[[Toy], object]] = {
+KEEPS_AWAKE = {
     "a live content is evicted": lambda toy: toy.evict(toy.one("g", toy.unseen(WORDS))),
     "contents can be swapped": lambda toy: toy.configure(swap_bytes=1 << 20),
     "more than half of the budget is in use": fill,

@@ -3,17 +3,13 @@
 What the files are, and how they were made: tests/data/simrd/README.md.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import os
 import random
 import threading
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,7 +19,7 @@ from simrd_names import of_simrd
 
 from bench.studies.linear_network import linear_network
 from bench.studies.log import Log
-from dtr_alloc.oplog import Program, compile_log
+from dtr_alloc.oplog import compile_log
 from dtr_alloc.simulation import simulate
 
 DATA = Path(__file__).parents[1] / "data" / "simrd"
@@ -47,12 +43,12 @@ COUNTERS = {
 }
 
 
-def rows(name: str) -> list[dict[str, Any]]:
+def rows(name):
     with lzma.open(DATA / name, "rt") as lines:
         return [json.loads(line) for line in lines]
 
 
-def differences(row: dict[str, Any], program: Program, max_recompute: int) -> dict[str, Any]:
+def differences(row, program, max_recompute):
     run = simulate.run_log(
         program,
         budget_bytes=row["budget"],
@@ -71,7 +67,7 @@ def differences(row: dict[str, Any], program: Program, max_recompute: int) -> di
         found.pop("accesses", None)
     # All of them, or their number; their hash is among the counters.
     events = row.get("events")
-    made: str | int = run.model_ops + run.remat_ops + run.forced + run.other + run.banished
+    made = run.model_ops + run.remat_ops + run.forced + run.other + run.banished
     if run.decisions is not None:
         made = run.decisions.replace("\n", " ")
     if events is not None and events != made:
@@ -79,7 +75,7 @@ def differences(row: dict[str, Any], program: Program, max_recompute: int) -> di
     return found
 
 
-def check(row: dict[str, Any], program: Program, max_recompute: int) -> None:
+def check(row, program, max_recompute):
     found = differences(row, program, max_recompute)
     assert not found, {key: value for key, value in row.items() if key != "events"}
 
@@ -88,7 +84,7 @@ MICRO = rows("micro_traces.jsonl.xz") + rows("fuzz_traces.jsonl.xz")
 
 
 @pytest.mark.parametrize("micro", MICRO, ids=[micro["id"] for micro in MICRO])
-def test_every_decision_on_a_tiny_program(micro: dict[str, Any], tmp_path: Path) -> None:
+def test_every_decision_on_a_tiny_program(micro, tmp_path):
     log = tmp_path / "micro.log"
     log.write_text("\n".join(micro["lines"]) + "\n")
     program = compile_log(log)
@@ -100,7 +96,7 @@ def test_every_decision_on_a_tiny_program(micro: dict[str, Any], tmp_path: Path)
 SYNTHETIC = json.loads((DATA / "synthetic_baselines.json").read_text())
 
 
-def check_baseline(program: Program, expected: dict[str, Any]) -> None:
+def check_baseline(program, expected):
     base = simulate.run_log(program, "lru", dealloc="banish")
     assert (base.peak_bytes, base.model_cost) == (
         expected["baseline_memory"],
@@ -111,7 +107,7 @@ def check_baseline(program: Program, expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("log", SYNTHETIC)
-def test_every_row_of_a_generated_log(log: str) -> None:
+def test_every_row_of_a_generated_log(log):
     program = compile_log(DATA / "synthetic_logs" / f"{log}.log.xz")
     check_baseline(program, SYNTHETIC[log])
     for row in rows("synthetic_expected.jsonl.xz"):
@@ -133,7 +129,7 @@ PUBLISHED_LOGS = {
 PUBLISHED = json.loads((DATA / "published_baselines.json").read_text())
 
 
-def published(model: str) -> Program:
+def published(model):
     folder = os.environ.get("SIMRD_LOGS")
     if not folder:
         pytest.skip("SIMRD_LOGS is not set to a folder with the logs of the DTR paper")
@@ -141,7 +137,7 @@ def published(model: str) -> Program:
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
-def test_every_row_of_a_published_log(model: str) -> None:
+def test_every_row_of_a_published_log(model):
     program = published(model)
     check_baseline(program, PUBLISHED[model])
     for row in rows("published_expected.jsonl.xz"):
@@ -150,13 +146,13 @@ def test_every_row_of_a_published_log(model: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["theory_linear", "theory_traces"])
-def test_every_row_of_the_linear_network(name: str) -> None:
+def test_every_row_of_the_linear_network(name):
     network = cache(linear_network)
     for row in rows(f"{name}_expected.jsonl.xz"):
         check(row, network(row["n"]), 64 * row["n"])
 
 
-def test_the_random_choice_is_that_of_python() -> None:
+def test_the_random_choice_is_that_of_python():
     """``random.seed(seed)``, then ``pool[random.randrange(len(pool))]``."""
     log = Log()
     for i in range(10):
@@ -164,7 +160,7 @@ def test_the_random_choice_is_that_of_python() -> None:
     for seed in (0, 1, 2**32, 2**63 - 1):
         run = simulate.run_log(log.program, "random", 3, seed=seed, decisions=True)
         theirs = random.Random(seed)
-        pool: list[int] = []
+        pool = []
         expected = []
         for tensor in range(10):
             if len(pool) == 3:
@@ -180,13 +176,13 @@ def test_the_random_choice_is_that_of_python() -> None:
 # ---- what no row has ----
 
 
-def decisions(log: Log, heuristic: str, budget: int, **options: Any) -> list[str]:
+def decisions(log, heuristic, budget, **options):
     return simulate.run_log(
         log.program, heuristic, budget, decisions=True, **options
     ).decisions.split()
 
 
-def test_the_last_of_equal_scores_goes_but_the_first_of_zero() -> None:
+def test_the_last_of_equal_scores_goes_but_the_first_of_zero():
     log = Log()
     for name in ("a", "b", "c"):
         log.call("", {name: 1}, time=0)
@@ -196,7 +192,7 @@ def test_the_last_of_equal_scores_goes_but_the_first_of_zero() -> None:
     assert decisions(log, "dtr-local", 4)[4] == "E0"
 
 
-def test_a_storage_of_zero_bytes_and_one_of_no_age_are_chosen_last() -> None:
+def test_a_storage_of_zero_bytes_and_one_of_no_age_are_chosen_last():
     log = Log()
     log.call("", {"zero": 0}, time=5)
     log.call("", {"old": 1}, time=5)
@@ -205,7 +201,7 @@ def test_a_storage_of_zero_bytes_and_one_of_no_age_are_chosen_last() -> None:
     assert decisions(log, "dtr-local", 2)[3] == "E1"
 
 
-def test_parts_beyond_simrd_have_defined_scores() -> None:
+def test_parts_beyond_simrd_have_defined_scores():
     program = compile_log(DATA / "synthetic_logs" / "resnet_chain.log.xz")
     budget = simulate.baseline(program).peak_bytes // 2
     hashes = set()
@@ -222,8 +218,8 @@ STATIC = [json.loads(row) for row in (DATA / "static_graphs_expected.jsonl").ope
 
 @pytest.mark.parametrize("row", STATIC, ids=lambda row: f"{row['graph']}-{row['frac']}")
 def test_a_static_graph_makes_every_decision_of_the_published_comparison(
-    row: dict[str, Any],
-) -> None:
+    row,
+):
     program = compile_log(DATA / "static_graphs" / f"{row['graph']}.log.xz")
     base = simulate.baseline(program)
     assert base.peak_bytes == row["simrd_V1inf_peak"]
@@ -241,7 +237,7 @@ def test_a_static_graph_makes_every_decision_of_the_published_comparison(
         assert round(run.total_cost / base.compute, 6) == theirs["overhead"]
 
 
-def test_deep_chains_need_no_recursion() -> None:
+def test_deep_chains_need_no_recursion():
     """A backward pass that finds nothing left of a forward pass of 4,000 layers, on a stack with
     room for 64 bytes a layer."""
     log = Log()
@@ -253,7 +249,7 @@ def test_deep_chains_need_no_recursion() -> None:
     log.release(f"f{layers - 1}")
     log.call("", {"full": 1})
     log.call(f"f{layers - 2} full", {"last": 1})
-    runs: list[simulate.Run] = []
+    runs = []
     before = threading.stack_size(256 * 1024)
     try:
         thread = threading.Thread(
@@ -271,22 +267,20 @@ divisors = st.one_of(st.integers(1, 2**53), st.integers(2**53, 2**66), st.intege
 
 
 @pytest.fixture(scope="module")
-def quotients(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+def quotients(tmp_path_factory):
     return cpp_program(tmp_path_factory.mktemp("quotients"), "tests/native/quotients.cpp")
 
 
 @settings(max_examples=30)
 @given(pairs=st.lists(st.tuples(numbers, divisors), min_size=100, max_size=200))
-def test_quotients_are_rounded_as_python_rounds_them(
-    quotients: Callable[..., str], pairs: list[tuple[int, int]]
-) -> None:
+def test_quotients_are_rounded_as_python_rounds_them(quotients, pairs):
     lines = "".join(f"{a} {b >> 64} {b & (2**64 - 1)}\n" for a, b in pairs)
     ours = [float.fromhex(line) for line in quotients(text=lines).split()]
     assert ours == [a / b for a, b in pairs]
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_a_sample_has_the_square_root_of_the_candidates(seed: int) -> None:
+def test_a_sample_has_the_square_root_of_the_candidates(seed):
     log = Log()
     for i in range(40):
         log.call("", {f"x{i}": 1})
@@ -310,7 +304,7 @@ def test_a_sample_has_the_square_root_of_the_candidates(seed: int) -> None:
     assert simulate.run_log(log.program, "lru", 10, sampling="sqrt").evaluations == 30 * 4
 
 
-def test_storages_below_the_share_of_the_mean_size_stay() -> None:
+def test_storages_below_the_share_of_the_mean_size_stay():
     log = Log()
     for name, size in {"small": 9, "least": 10, "large": 41, "full": 20, "more": 20}.items():
         log.call("", {name: size})
@@ -326,13 +320,13 @@ def test_storages_below_the_share_of_the_mean_size_stay() -> None:
 
 
 @pytest.mark.parametrize(("sampling", "share"), [("sqrt", 0), ("none", 1), ("sqrt", 1)])
-def test_what_fits_does_not_depend_on_how_many_are_candidates(sampling: str, share: float) -> None:
+def test_what_fits_does_not_depend_on_how_many_are_candidates(sampling, share):
     """All that may go does before memory is out, and in the end also what is small."""
     log = Log()
     for name, size in {"zero": 0, "tiny": 1, "small": 9, "large": 40}.items():
         log.call("", {name: size})
     log.call("", {"all": 50})
-    options: dict[str, Any] = {"sampling": sampling, "least_size_share": share}
+    options = {"sampling": sampling, "least_size_share": share}
     run = simulate.run_log(log.program, "lru", 50, decisions=True, **options)
     assert (run.status, run.end_bytes) == ("oom", 50)  # the program wants all of it at its end
     assert run.forced >= 3

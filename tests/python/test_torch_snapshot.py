@@ -223,23 +223,6 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path)
     assert not (tmp_path / "made").exists()
 
 
-def test_a_pickle_that_is_cut_off_or_changed_anywhere_is_named_or_read_never_worse(tmp_path):
-    path = tmp_path / "s.pickle"
-    whole = pickle.dumps(made(event("alloc", 512, 5), segments=[segment(512, (512, 5))]))
-    for length in range(len(whole)):
-        path.write_bytes(whole[:length])
-        with pytest.raises(TraceError, match=r"s\.pickle"):
-            formats.read(path)
-    refused = 0
-    for at in range(len(whole)):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 0x15]) + whole[at + 1 :])
-        try:
-            formats.read(path)
-        except TraceError:
-            refused += 1
-    assert refused > len(whole) // 2  # a text or a size may be another one
-
-
 def test_ranges_are_what_a_set_of_numbers_is():
     rng = random.Random(3)
     ranges, numbers = Ranges(), set()
