@@ -2,14 +2,19 @@
 processes on gloo."""
 
 import json
+import multiprocessing
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
-from harness import python
+from harness import call, python
+
+import dtr_alloc
+from dtr_alloc.torch import ranks
 
 pytestmark = pytest.mark.skipif(not dist.is_gloo_available(), reason="PyTorch has no gloo")
 
@@ -323,13 +328,7 @@ if rank == 0:
     assert done == ["True 0", "True 1" if goes_on else ""]
 
 
-PROCESSES = """
-import multiprocessing, sys
-import torch, torch.distributed as dist
-import dtr_alloc
-from dtr_alloc.torch import ranks
-
-def job(rank, file):
+def rank_of_processes(rank: int, file: str) -> None:
     ranks._PATIENCE_SECONDS = 600
     dtr_alloc.enable("64MiB", device="cpu")
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
@@ -340,21 +339,20 @@ def job(rank, file):
     except torch.OutOfMemoryError as error:
         print(error, flush=True)
 
-if __name__ == "__main__":
+
+def start_processes(file: str) -> None:
     context = multiprocessing.get_context("spawn")
-    children = [context.Process(target=job, args=(rank, sys.argv[1])) for rank in range(2)]
+    children = [context.Process(target=rank_of_processes, args=(rank, file)) for rank in range(2)]
     for child in children:
         child.start()
     for child in children:
         child.join()
-"""
 
 
 @pytest.mark.long
 def test_a_rank_that_is_a_process_of_multiprocessing_tells_the_others(tmp_path):
-    (tmp_path / "job.py").write_text(PROCESSES)
-    done = python("job.py", tmp_path / "init", cwd=tmp_path)
-    assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory and ends" in done.stdout
+    told = call(start_processes, tmp_path / "init").stdout
+    assert "rank 1 of 2, whose budget is 64.00 MiB, is out of memory and ends" in told
 
 
 @pytest.mark.parametrize("command", [["-m"], ["-m", "dtr_alloc.cli", "run", "-m"]])

@@ -30,8 +30,8 @@ TIGHT = 0.15
 """Of the activation memory."""
 ODD = (26, 27, 33)
 """Steps that are not like the others."""
-
-
+NO_MOVES = {"debug": "no-moves"}
+"""What moves cost is measured."""
 MOST_REPEATS = 300_000
 """Of operators in one job. Where costs are measured, it fails rather than thrashes for hours."""
 
@@ -290,15 +290,6 @@ def costs_of(job: str, folder: Path, **settings: Any) -> Path:
     return costs
 
 
-def in_a_child(
-    job: str, budget: int, costs: Path, heuristic: str = "adaptive", debug: str = "no-moves"
-) -> dict[str, Any]:
-    """What a job's steps add in a process of its own."""
-    settings = {"heuristic": heuristic, "debug": debug}
-    found: dict[str, Any] = told_by(follow, job, budget, costs, STEPS, settings)
-    return found
-
-
 def total(found: dict[str, Any], name: str, last: int = 0) -> int:
     """What all steps added to a counter, or the last so many."""
     return sum(added[name] for added in found["added"][-last:])
@@ -347,8 +338,12 @@ class RaggedLstm(UnrolledLstm):
 class TestPolicy:
     def test_a_job_costs_less(self, lstm):
         shape, costs = lstm
-        learned = in_a_child("lstm", shape.budget(TIGHT), costs)
-        rule = in_a_child("lstm", shape.budget(TIGHT), costs, "marginal")
+
+        def told(heuristic: str) -> Any:
+            settings = {"heuristic": heuristic, **NO_MOVES}
+            return told_by(follow, "lstm", shape.budget(TIGHT), costs, STEPS, settings)
+
+        learned, rule = told("adaptive"), told("marginal")
         assert learned["learned"] > 0
         assert re.fullmatch(
             r"following a (plan|policy) since step \d+ \(repeats \.\d\d\)", learned["learning"]
@@ -398,7 +393,7 @@ class TestPlan:
         costs = tmp_path / "costs.json"
         shape, _free = profile(job, 2, settings={"costs": costs})
         fix_costs(costs)
-        found = in_a_child(job, shape.budget(fraction), costs, debug="off")
+        found = told_by(follow, job, shape.budget(fraction), costs, STEPS, {})
         assert total(found, "planned", 4) > 0
         assert (total(found, "plan_misses", 4), total(found, "remaps", 4)) == (0, 0)
 
@@ -466,7 +461,7 @@ class TestPlan:
         costs = tmp_path / "costs.json"
 
         def run_odd(budget: int) -> Any:
-            return told_by(follow, "odd", budget, costs, 44, {"debug": "no-moves"})
+            return told_by(follow, "odd", budget, costs, 44, NO_MOVES)
 
         plain = run_odd(0)
         run_odd(1 << 30)
@@ -485,7 +480,7 @@ class TestPlan:
 
     def test_what_is_asked_for_in_a_planned_step_is_there(self, tmp_path):
         costs = costs_of("sorting", tmp_path)
-        found = told_by(follow, "sorting", 6_920_000, costs, 21, {"debug": "no-moves"}, 20)
+        found = told_by(follow, "sorting", 6_920_000, costs, 21, NO_MOVES, 20)
         assert total(found, "planned") > 0
         assert found["digest"] == hashlib.sha256(bytes([1] * 8)).hexdigest()
 
@@ -587,7 +582,7 @@ class TestSwaps:
     BUDGET = 4 << 20
 
     def test_a_step_is_learned_of_which_constants_are_swapped(self, tmp_path):
-        settings = {"swap": "1GiB", "debug": "no-moves"}
+        settings = {"swap": "1GiB", **NO_MOVES}
         costs = costs_of("swapping", tmp_path, **settings)
         free = told_by(follow, "swapping", 1 << 30, costs, STEPS, settings)
         rule = told_by(

@@ -224,27 +224,6 @@ def test_where_others_hold_the_address_of_older_memory_every_byte_counts(giver, 
             del given
 
 
-def test_a_kernel_that_fills_what_was_allocated_for_it():
-    """Nothing was computed from it before, so nothing is lost."""
-    with checked_session():
-        buffer = torch.empty(COUNT)
-        write(buffer, 3)
-        result = buffer * 2
-        evicted(result)
-        assert (result.clone() == 6).all()
-
-
-def test_a_pointer_updates_parameters_between_steps():
-    weight = torch.nn.Parameter(torch.ones(COUNT))
-    with checked_session():
-        for step in range(3):
-            y = (weight * 2).exp()
-            y.sum().backward()
-            write(weight, float(step))
-        result = evicted(weight.detach() * 1)
-        assert (result.clone() == 2).all()
-
-
 @pytest.mark.parametrize("name", ["resnet", "lstm_module"])
 def test_what_operators_write_in_training_is_no_unseen_write(name):
     """Running statistics, results in place of arguments, and a workspace that no schema names."""
