@@ -69,7 +69,7 @@ def heap_map(
     low = np.asarray(blocks.address, dtype=np.uint64)
     high = low + np.asarray(blocks.size_bytes, dtype=np.uint64)
     held = _segments(trace, segment_events(trace) if segments is None else segments)
-    axis = CutAxis(np.concatenate((low, held.low)), np.concatenate((high, held.high)))
+    axis = CutAxis(np.concatenate((low, held[2])), np.concatenate((high, held[3])))
     scale = _scale(axis, len(trace), shape)
     boxes = scale(np.asarray(blocks.start), np.asarray(blocks.end), low, high)
     colors, classes = _by_operator(trace, blocks) if color == "operator" else _by_size(blocks)
@@ -78,8 +78,8 @@ def heap_map(
     shaded = colors * (1 - white) + white
     painted = coverage(boxes, np.column_stack((shaded, np.ones(len(boxes)))), shape)
     ink, covered = painted[:, :, :3], np.clip(painted[:, :, 3:], 0, 1)
-    if len(held.low):
-        held_boxes = scale(held.start, held.end, held.low, held.high)
+    held_boxes = scale(*held)
+    if len(held_boxes):
         reserved = coverage(held_boxes, np.ones(len(held_boxes)), shape)
         reserved = np.clip(np.maximum(reserved, covered), 0, 1)
     else:  # from the first block on that lay there
@@ -93,37 +93,26 @@ def _marked(image: Array, blocks: Residencies, boxes: Array) -> tuple[Array, lis
     from matplotlib.colors import to_rgb
 
     began, ended = np.asarray(blocks.began), np.asarray(blocks.ended)
+    none = np.zeros(len(boxes), dtype=bool)
     found = []
     for label, color, left, right in (
         ("moved", MOVED, began == residency.MOVED_IN, ended == residency.MOVED_OUT),
-        ("computed again", REMATERIALIZED, began == residency.REMATERIALIZED, None),
-        ("evicted", EVICTED, None, ended == residency.EVICTED),
+        ("computed again", REMATERIALIZED, began == residency.REMATERIALIZED, none),
+        ("evicted", EVICTED, none, ended == residency.EVICTED),
     ):
-        edges = []
-        if left is not None and left.any():
-            x = boxes[left, 0]
-            edges.append(np.column_stack((x, x + MARK_PIXELS, boxes[left, 2:])))
-        if right is not None and right.any():
-            x = boxes[right, 1]
-            edges.append(np.column_stack((x - MARK_PIXELS, x, boxes[right, 2:])))
-        if not edges:
+        begin, end = boxes[left, 0], boxes[right, 1]
+        at_begin = np.column_stack((begin, begin + MARK_PIXELS, boxes[left, 2:]))
+        at_end = np.column_stack((end - MARK_PIXELS, end, boxes[right, 2:]))
+        marks = np.concatenate((at_begin, at_end))
+        if not len(marks):
             continue
         found.append((label, color))
-        marks = np.concatenate(edges)
         lack = np.maximum(0, MARK_PIXELS - (marks[:, 3] - marks[:, 2])) / 2
         marks[:, 2] -= lack
         marks[:, 3] += lack
         part = np.clip(coverage(marks, np.ones(len(marks)), image.shape[:2]), 0, 1)
         image = image * (1 - part) + part * np.array(to_rgb(color))
     return image, found
-
-
-@dataclass
-class _Segments:
-    start: Array
-    end: Array
-    low: Array
-    high: Array
 
 
 def segment_events(trace: Trace) -> list[Segment]:
@@ -135,8 +124,9 @@ def segment_events(trace: Trace) -> list[Segment]:
     ]
 
 
-def _segments(trace: Trace, events: Sequence[Segment]) -> _Segments:
-    """Physical memory as rectangles. A part of a segment may be given back alone."""
+def _segments(trace: Trace, events: Sequence[Segment]) -> list[Array]:
+    """Physical memory as rectangles: columns of starts, ends, lowest and highest addresses. A part
+    of a segment may be given back alone."""
     open_: dict[int, tuple[int, int]] = {}  # low -> since, high
     rows: list[tuple[int, int, int, int]] = []
     for event, low, size, taken in events:
@@ -154,10 +144,8 @@ def _segments(trace: Trace, events: Sequence[Segment]) -> _Segments:
                 open_[high] = (since, b)
     rows += [(since, len(trace), a, b) for a, (since, b) in open_.items()]
     columns: list[Any] = list(zip(*rows, strict=True)) or [()] * 4
-    return _Segments(
-        *(np.asarray(column, dtype=np.float64) for column in columns[:2]),
-        *(np.asarray(column, dtype=np.uint64) for column in columns[2:]),
-    )
+    kinds = (np.float64, np.float64, np.uint64, np.uint64)
+    return [np.asarray(column, kind) for column, kind in zip(columns, kinds, strict=True)]
 
 
 def _scale(

@@ -41,17 +41,12 @@ NO_LIMIT = 2**64 - 1
 SAMPLES = 2000
 """About how many rows of a run are sampled."""
 
+_OURS: dict[str, Any] = {"chunk_bytes": 2 * MIB}
 MODELS: dict[str, tuple[int, dict[str, Any]]] = {
-    "dtr": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB}),
-    "dtr-fixed": (lib.DTR_FRAGMENT_OURS, {"chunk_bytes": 2 * MIB, "fixed": 1}),
-    "dtr-first-fit": (
-        lib.DTR_FRAGMENT_OURS,
-        {"chunk_bytes": 2 * MIB, "placement": lib.DTR_PLACE_FIRST_FIT},
-    ),
-    "dtr-size-classes": (
-        lib.DTR_FRAGMENT_OURS,
-        {"chunk_bytes": 2 * MIB, "placement": lib.DTR_PLACE_SIZE_CLASSES},
-    ),
+    "dtr": (lib.DTR_FRAGMENT_OURS, _OURS),
+    "dtr-fixed": (lib.DTR_FRAGMENT_OURS, {**_OURS, "fixed": 1}),
+    "dtr-first-fit": (lib.DTR_FRAGMENT_OURS, {**_OURS, "placement": lib.DTR_PLACE_FIRST_FIT}),
+    "dtr-size-classes": (lib.DTR_FRAGMENT_OURS, {**_OURS, "placement": lib.DTR_PLACE_SIZE_CLASSES}),
     "pytorch": (lib.DTR_FRAGMENT_PYTORCH, {}),
     "pytorch-expandable": (lib.DTR_FRAGMENT_PYTORCH, {"expandable": 1}),
     "pow2": (lib.DTR_FRAGMENT_POWER_OF_TWO, {}),

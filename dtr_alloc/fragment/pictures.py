@@ -112,15 +112,14 @@ def _strip(axes: Axes, blocks: Residencies, edges: Any, marks: Sequence[tuple[st
         "moved": (begin, residency.MOVED_IN),
     }
     sizes = np.asarray(blocks.size_bytes, dtype=np.float64)
-    heights, colors = [], []
+    drawn = []
     for label, color in reversed(marks):
         (events, how), wanted = of[label]
         chosen = how == wanted
-        heights.append(np.histogram(events[chosen], edges, weights=sizes[chosen])[0])
-        colors.append(color)
-    unit, name = size_unit(max(column.max() for column in heights))
+        drawn.append((np.histogram(events[chosen], edges, weights=sizes[chosen])[0], color))
+    unit, name = size_unit(max(height.max() for height, _ in drawn))
     bottom = np.zeros(len(edges) - 1)
-    for height, color in zip(heights, colors, strict=True):
+    for height, color in drawn:
         axes.bar(edges[:-1], height / unit, np.diff(edges), bottom, color=color, align="edge")
         bottom += height / unit
     axes.set_ylabel(f"per bar, {name}", fontsize=8)

@@ -36,10 +36,7 @@ def write(trace: Trace, path: str | os.PathLike[str]) -> None:
 
 def to_snapshot(trace: Trace) -> dict[str, Any]:
     """The snapshot of a checked trace: numbers, texts, lists and dictionaries."""
-    devices = range(max(trace.device, default=0) + 1)
-    made = [_Device(trace, device) for device in devices]
-    for device in made:
-        device.begin()
+    made = [_Device(trace, device) for device in range(max(trace.device, default=0) + 1)]
     for index, device_number in enumerate(trace.device):
         made[device_number].event(index)
     return {
@@ -63,6 +60,7 @@ class _Device:
         self.marks: dict[int, tuple[str, str]] = {}  # by address: of its next FREE
         self.moving = 0
         self.frames: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        self.begin()
 
     def begin(self) -> None:
         """Adds segments for the blocks if the trace's own segments do not contain them."""
@@ -135,18 +133,11 @@ class _Device:
         elif kind in (Kind.SEGMENT_ALLOCATE, Kind.SEGMENT_FREE):
             self.segment_event(kind, index, address, size)
         elif kind in _ANNOTATIONS:
-            text = f"{Kind(kind).name} {size} {name}".strip()
-            if kind == Kind.STEP:
-                text = STEP_ANNOTATION
-            for stage in ("START", "END"):
-                self.annotations.append(
-                    {
-                        "stage": stage,
-                        "name": text,
-                        "device": self.device,
-                        "time_us": trace.time_ns[index] // 1000,
-                    }
-                )
+            is_step = kind == Kind.STEP
+            text = STEP_ANNOTATION if is_step else f"{Kind(kind).name} {size} {name}".strip()
+            time_us = trace.time_ns[index] // 1000
+            said = {"name": text, "device": self.device, "time_us": time_us}
+            self.annotations += [{"stage": stage, **said} for stage in ("START", "END")]
 
     def segment_event(self, kind: int, index: int, address: int, size: int) -> None:
         if not self.is_told:
