@@ -138,7 +138,7 @@ class _Compiler:
         self.released = bytearray()  # by name: 1 once it was, until it stands for something new
         self.operator_ids: dict[str, int] = {}
         self.bytes = self.time = self.edges = self.place = 0
-        self.place_ids = {self.program.places[0]: 0}
+        self.place_ids = {("", ""): 0}
 
     def error(self, reason: str) -> LogError:
         return self.reader.error(reason)
@@ -154,7 +154,6 @@ class _Compiler:
             raise self.error(f"{shown(name)} is defined twice")
         if index == MOST_NAMES:
             raise self.error(f"more than {MOST_NAMES} names, the most that are read")
-        self.program.names.append(name)
         self.released.append(0)
         return index
 
@@ -228,8 +227,10 @@ class _Compiler:
                     self.at_place(line)
             else:
                 raise self.error(f"{_show(line)} follows no CALL or CONSTANT that it belongs to")
-        self.program.recorded = self.reader.recorded
-        return self.program
+        program = self.program
+        program.names, program.operator_names = list(ids), list(self.operator_ids)
+        program.places, program.recorded = list(self.place_ids), self.reader.recorded
+        return program
 
     def call(self, line: Call, trace: Names) -> None:
         code = self.program.code
@@ -287,10 +288,7 @@ class _Compiler:
 
     def operator(self, name: str, trace: Names, results: int) -> None:
         program = self.program
-        index = self.operator_ids.setdefault(name, len(self.operator_ids))
-        if index == len(program.operator_names):
-            program.operator_names.append(name)
-        program.operators.append(index)
+        program.operators.append(self.operator_ids.setdefault(name, len(self.operator_ids)))
         program.operator_places.append(self.place)
         if trace:
             program.workspace.extend(self.workspace(trace, results))
@@ -299,8 +297,6 @@ class _Compiler:
     def at_place(self, line: Annotate) -> None:
         place = (line.name or "", line.args[0] if line.args else "")
         self.place = self.place_ids.setdefault(place, len(self.place_ids))
-        if self.place == len(self.program.places):
-            self.program.places.append(place)
 
     def with_workspace(self, trace: Names | None) -> None:
         line = self.next(WORKSPACE)

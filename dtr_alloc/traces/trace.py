@@ -173,11 +173,8 @@ class Trace:
     def select(self, rows: Iterable[int]) -> Trace:
         """The trace of these rows, in this order; meta and names are shared."""
         chosen = list(rows)
-        made = Trace(self.meta, self.names)
-        for column in COLUMNS:
-            of = getattr(self, column.name)
-            setattr(made, column.name, array(column.typecode, [of[row] for row in chosen]))
-        return made
+        columns = (array(of.typecode, [of[row] for row in chosen]) for of in self.columns())
+        return Trace(self.meta, self.names, *columns)
 
     def start_rows(self, device: int) -> int:
         """The number of rows up to the last one that stands for a block or segment of a device from
@@ -360,11 +357,6 @@ class _Follower:
             kept = [block for block in range(len(starts)) if block not in self.dropped]
             starts = [starts[block] for block in kept]
             ends = [ends[block] for block in kept]
-        sizes, streams, devices = trace.size_bytes, trace.stream, trace.device
-        return Lifetimes(
-            array("q", starts),
-            array("q", ends),
-            array("Q", [sizes[start] for start in starts]),
-            array("Q", [streams[start] for start in starts]),
-            array("H", [devices[start] for start in starts]),
-        )
+        columns = (trace.size_bytes, trace.stream, trace.device)
+        of_starts = (array(of.typecode, [of[start] for start in starts]) for of in columns)
+        return Lifetimes(array("q", starts), array("q", ends), *of_starts)
