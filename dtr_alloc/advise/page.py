@@ -8,7 +8,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,12 +210,8 @@ def _steps(steps: Sequence[Moment]) -> Figure:
     numbers = [step.steps for step in steps[1:]]
     times = [after.seconds_a_step(before) for before, after in pairwise(steps)]
     time_axes.plot(numbers, times, color="black", lw=1)
-    planned = [
-        (number, time)
-        for number, time, (before, after) in zip(numbers, times, pairwise(steps), strict=True)
-        if after.is_planned(before)
-    ]
-    if planned:
+    is_planned = (after.is_planned(before) for before, after in pairwise(steps))
+    if planned := list(compress(zip(numbers, times, strict=True), is_planned)):
         label = "a plan is followed"
         time_axes.plot(*zip(*planned, strict=True), ".", color=USED, ms=4, label=label)
         time_axes.legend()

@@ -144,16 +144,16 @@ def command(
     """
     programs = compiled(logs)
     semantics = semantics or _semantics_of(programs)
-    if space != "bytes" and semantics != "runtime":
+    is_placed = space != "bytes"
+    if is_placed and semantics != "runtime":
         raise click.UsageError(f"--space {space} needs --semantics runtime: simrd has no addresses")
-    if chunk is not None and space == "bytes":
-        raise click.UsageError("--chunk needs --space heap or fixed: counted bytes are not mapped")
-    if moving is not None and space == "bytes":
-        raise click.UsageError("--moving needs --space heap or fixed: counted bytes have no place")
-    if placement != simulate.PLACEMENTS[0] and space == "bytes":
-        raise click.UsageError(
-            f"--placement {placement} needs --space heap or fixed: counted bytes have no place"
-        )
+    space_needed = "needs --space heap or fixed: counted bytes"
+    if chunk is not None and not is_placed:
+        raise click.UsageError(f"--chunk {space_needed} are not mapped")
+    if moving is not None and not is_placed:
+        raise click.UsageError(f"--moving {space_needed} have no place")
+    if placement != simulate.PLACEMENTS[0] and not is_placed:
+        raise click.UsageError(f"--placement {placement} {space_needed} have no place")
     if sampling != simulate.SAMPLINGS[0] and semantics != "simrd":
         raise click.UsageError(f"--sampling {sampling} needs --semantics simrd")
     if least_size_share != 0 and semantics != "simrd":

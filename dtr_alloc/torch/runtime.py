@@ -485,12 +485,7 @@ class Runtime:
         stats = self._engine_stats()
         if stats.evictions or stats.swaps:
             return False
-        pool = ffi.new("dtr_pool_stats *")
-        for handle in self.pools.handles:
-            lib.dtr_pool_get_stats(handle, pool)
-            if 2 * pool.allocated_bytes >= pool.budget_bytes:
-                return False
-        return True
+        return all(2 * of["allocated_bytes"] < of["budget_bytes"] for of in self.pools.stats())
 
     def _engine_stats(self) -> Any:
         stats = ffi.new("dtr_engine_stats *")
