@@ -1,7 +1,4 @@
-"""Costs of operators in a file: two runs with it make the same decisions. Needs torch and the core.
-
-Every job is a process of its own, started as a user would start it.
-"""
+"""Costs of operators in a file: two runs with it make the same decisions."""
 
 import json
 import os

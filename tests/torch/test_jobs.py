@@ -1,7 +1,5 @@
-"""An unedited job trains under a budget, however it is switched on. Needs torch and the core.
-
-Every job is a process of its own, started as a user would start it.
-"""
+"""An unedited job trains under a budget, however it is switched on. Every job is a process of its
+own, started as a user would start it."""
 
 import json
 import os

@@ -1,8 +1,4 @@
-"""A job's op log says what it did, and no more depends on the budget than the times.
-
-Needs torch and the core. What a log holds is looked at in sessions; how a job comes to one, and
-what becomes of it when the job ends in another way, in processes as users start them.
-"""
+"""A job's op log says what it did, and no more depends on the budget than the times."""
 
 import gc
 import itertools

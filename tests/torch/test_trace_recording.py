@@ -1,7 +1,4 @@
-"""A job's trace says where its memory went. Needs torch and the core.
-
-Jobs run as users start them, in processes.
-"""
+"""A job's trace says where its memory went."""
 
 import gzip
 import json
