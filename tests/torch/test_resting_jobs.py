@@ -77,18 +77,6 @@ def rest(x: Tensor) -> None:
         torch.relu(x)
 
 
-def test_what_was_given_away_at_rest_stays_where_it_is():
-    x = torch.ones(1000)
-    with checked_session(debug=REST):
-        rest(x)
-        y = x * 3
-        seen = y.numpy()
-        dtr_alloc.set_budget(MIB)
-        y.copy_(x * 5)
-        assert not dtr_alloc.evict(y)
-        assert (seen == 5).all()
-
-
 def test_threads_that_run_operators_at_rest_see_no_evicted_content():
     """A budget is set while they do."""
     threads = 3

@@ -2,8 +2,10 @@
 
 import json
 import re
+import time
 
 import pytest
+import torch
 from harness import MIB, command, fix_costs, python, told_by
 
 import dtr_alloc
@@ -216,30 +218,23 @@ def test_what_is_never_evicted_is_named_with_its_line_and_the_reason(asked):
     assert "its address was given away: 512.00 KiB by aten.tanh.default (job.py:7)" in words
 
 
-STEP = """
-import json, time
-import torch
-import dtr_alloc
+def document_of_a_step():
+    model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
+    model.register_buffer("counted as a parameter", model[0].weight.detach())
+    model.register_buffer("without a storage", torch.eye(64).to_sparse())
+    optimizer = torch.optim.SGD(model.parameters())
+    x = torch.randn(1024, 64)
 
-model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(8)])
-model.register_buffer("counted as a parameter", model[0].weight.detach())
-model.register_buffer("without a storage", torch.eye(64).to_sparse())
-optimizer = torch.optim.SGD(model.parameters())
-x = torch.randn(1024, 64)
+    def step():
+        time.sleep(1)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
 
-def step():
-    time.sleep(1)
-    optimizer.zero_grad()
-    model(x).square().mean().backward()
-    optimizer.step()
-
-advice = dtr_alloc.suggest(step)
-assert not dtr_alloc.is_enabled()
-found = advice.document()
-for text in (str(advice), advice._repr_html_()):
-    assert "Advised: " in text
-print(json.dumps(found))
-"""
+    advice = dtr_alloc.suggest(step)
+    assert not dtr_alloc.is_enabled()
+    assert all("Advised: " in text for text in (str(advice), advice._repr_html_()))
+    return advice.document()
 
 
 def peaks_of_a_job_that_keeps_the_past():
@@ -262,10 +257,9 @@ def test_what_is_timed_is_not_what_is_recorded():
     assert peak == peaks[4] < peaks[-1]
 
 
-def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
+def test_a_step_is_suggested_a_budget_for_in_the_job_itself():
     """Its model is there before the session. A step takes the processor time of its thread."""
-    (tmp_path / "step.py").write_text(STEP)
-    found = json.loads(job("step.py").stdout.splitlines()[-1])
+    found = told_by(document_of_a_step)
     times = found["observed"]["step_seconds"]
     assert len(times) == 4
     assert 0 < min(times) <= max(times) < 1
@@ -279,7 +273,7 @@ def test_a_step_is_suggested_a_budget_for_in_the_job_itself(job, tmp_path):
         each for each in found["observed"]["fullest"] if each["operator"] == "aten.addmm.default"
     ]
     assert {each["module"] for each in made} >= {str(layer) for layer in range(7)}
-    assert all(each["line"].startswith("step.py:") for each in made)
+    assert all(each["line"].startswith("test_suggest.py:") for each in made)
 
 
 def test_the_operator_that_needs_the_smallest_budget_is_named(asked):

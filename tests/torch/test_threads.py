@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -90,24 +91,16 @@ def test_operators_of_another_thread_are_recorded(begin):
 @pytest.fixture
 def older() -> Iterator[Callable[[Body], None]]:
     """Runs a body on a thread that is in the middle of a loop when the session begins."""
-    bodies: list[Body] = []
-    ready, over = threading.Event(), threading.Event()
+    bodies: SimpleQueue[Body | None] = SimpleQueue()
 
     def loop() -> None:
-        while not over.is_set():
-            if ready.wait(0.01):
-                ready.clear()
-                bodies.pop()()
+        while body := bodies.get():
+            body()
 
     thread = threading.Thread(target=loop)
     thread.start()
-
-    def begin(body: Body) -> None:
-        bodies.append(body)
-        ready.set()
-
-    yield begin
-    over.set()
+    yield bodies.put
+    bodies.put(None)
     thread.join()
 
 
