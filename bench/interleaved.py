@@ -42,14 +42,8 @@ KEEP_MEMORY = {
 CLOCKS = {"cpu": time.process_time, "wall": time.perf_counter, "thread": time.thread_time}
 """The last is of the thread that trains: without the search for a plan."""
 COUNTED = (
-    *(
-        "recorded_ops",
-        "unrecorded_ops",
-        "evictions",
-        "rematerializations",
-        "remaps",
-        "mapped_chunks",
-    ),
+    *("recorded_ops", "unrecorded_ops", "evictions", "rematerializations"),
+    *("remaps", "mapped_chunks"),
     *("search_seconds", "planned", "plan_misses", "learned", "swapped_out_bytes"),
     *("swapped_in_bytes", "total_cost_seconds", "recompute_cost_seconds"),
 )

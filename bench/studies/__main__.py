@@ -101,9 +101,7 @@ def run(names: Sequence[str], *, folder: Path, redraw: bool, options: Options) -
         except RunsFailed as error:
             failures.append(f"{name}: {error}")
             continue
-        except (Unavailable, ExecutorError) as error:
-            raise click.ClickException(f"{name}: {error}") from None
-        except OSError as error:
+        except (Unavailable, ExecutorError, OSError) as error:
             raise click.ClickException(f"{name}: {error}") from None
         click.echo(f"{name}: {study.title}: {path}", err=True)
     if failures:

@@ -136,9 +136,7 @@ def run(logs: Sequence[str], paths: Sequence[str], json_path: str | None) -> Non
                 if base.peak_bytes:
                     row["ratio"] = round(each.budget_bytes / base.peak_bytes, 4)
                 rows.append(row)
-    except OSError as error:
-        raise InputError(f"--schedule: {error}") from None
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"--schedule: {error}") from None
     with results_file(json_path) as file:
         if file is not None:

@@ -77,9 +77,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != _MODULE:
-            return None
-        if self._is_looking:
+        if name != _MODULE or self._is_looking:
             return None
         self._is_looking = True
         try:
