@@ -275,8 +275,7 @@ MACHINES = {
     "cuda": ON_CUDA,
     # Idle memory goes back as soon as it can, and freed blocks are filled: at once, as the model
     # writes at once, too. Blocks are placed from both ends.
-    "cuda that gives back": ON_CUDA
-    | {"options": {"keep": 5 << 20, "poison": 1, "placement": 2}, "hold": 2},
+    "cuda that gives back": ON_CUDA | {"options": GIVES_BACK, "hold": 2},
 }
 
 

@@ -146,6 +146,11 @@ class Operator(NamedTuple):
     results: tuple[int, ...]  # sizes in words of the new tensors
     fails: Callable[[Operator], None]
 
+    def written(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Those of its arguments that it overwrites."""
+        pairs = zip(tensors, self.uses, strict=True)
+        return [tensor for tensor, use in pairs if use & 3 in (MUTATE, WRITE_ONLY)]
+
 
 class Evicted(NamedTuple):
     id: int
@@ -400,11 +405,7 @@ class Toy:
 
     def _execute(self, operator: Operator, tensors: list[Tensor]) -> list[Tensor]:
         """The kernel. Returns the overwritten tensors, then the new ones."""
-        written = [
-            tensor
-            for tensor, use in zip(tensors, operator.uses, strict=True)
-            if use & 3 in (MUTATE, WRITE_ONLY)
-        ]
+        written = operator.written(tensors)
         new: list[Tensor] = []
         try:
             # One at a time: those made before one that does not fit are released.
@@ -435,7 +436,7 @@ class Toy:
         contents = [tensor.expected() for tensor in tensors]
         for tensor in new:
             tensor.store = Store(tensor.words, bytes(self.count(tensor) * WORD))
-        written = [t for t, use in zip(tensors, operator.uses, strict=True) if use & 3 in (1, 2)]
+        written = operator.written(tensors)
         seeds = hashes(operator, contents, len(written) + len(new) + 1)
         for tensor, seed in zip([*written, *new], seeds, strict=False):
             self._expect_words(tensor, seed)

@@ -144,6 +144,17 @@ def a_trace(rng: random.Random) -> Trace:
     return trace
 
 
+HEAD = trace_file.MAGIC + struct.pack("<HHI", trace_file.VERSION, 0, 0)
+
+
+def block(kind: bytes, payload: bytes, count: int, **said: int) -> bytes:
+    """Of a file of a trace, with the right checksum, whatever sizes it is said to have."""
+    packed = zlib.compress(payload)
+    sizes = {"packed_bytes": len(packed), "size_bytes": len(payload), **said}
+    head = struct.pack("<4sIII", kind, sizes["packed_bytes"], sizes["size_bytes"], count)
+    return head + struct.pack("<I", zlib.crc32(packed, zlib.crc32(head))) + packed
+
+
 def trace_bytes(rng: random.Random) -> bytes:
     """A file of a trace, changed in its numbers, its meta, its blocks or its bytes."""
     trace = a_trace(rng)
@@ -188,15 +199,11 @@ def trace_bytes(rng: random.Random) -> bytes:
         else:  # small in the file, large outside of it
             many = rng.choice((10**5, 2 * 10**6))
             blocks[at] = (kind, bytes(39 * many), many)
-    made = bytearray(trace_file._HEAD.pack(trace_file.MAGIC, trace_file.VERSION, 0, 0))
-    for kind, payload, count in blocks:
-        packed = zlib.compress(payload, 1)
-        sizes = [len(packed), len(payload)]
-        if rng.random() < 0.02:
-            sizes[rng.randrange(2)] = rng.choice(NUMBERS) % 2**32
-        head = struct.pack("<4sIII", kind, *sizes, count)
-        made += head + struct.pack("<I", zlib.crc32(packed, zlib.crc32(head))) + packed
-    return change_bytes(rng, bytes(made)) if rng.random() < 0.1 else bytes(made)
+    made = HEAD
+    for each in blocks:
+        wrong = rng.choice(("packed_bytes", "size_bytes")) if rng.random() < 0.02 else None
+        made += block(*each, **({wrong: rng.choice(NUMBERS) % 2**32} if wrong else {}))
+    return change_bytes(rng, made) if rng.random() < 0.1 else made
 
 
 def a_snapshot(rng: random.Random) -> dict[str, Any]:

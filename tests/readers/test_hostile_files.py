@@ -13,7 +13,6 @@ import resource
 import struct
 import subprocess
 import sys
-import zlib
 from array import array
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import pytest
 from commands import invoke
+from hostile import HEAD, block
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -186,8 +186,7 @@ REFUSED += [("shared", pickle.dumps(found), reason) for found, reason in SNAPSHO
 
 def blocks(*parts):
     """A file of a trace with these blocks: kind, payload, count."""
-    made = trace_file._HEAD.pack(trace_file.MAGIC, trace_file.VERSION, 0, 0)
-    return made + b"".join(trace_file._packed(*part) for part in parts)
+    return HEAD + b"".join(block(*part) for part in parts)
 
 
 META = (b"META", b'{"source": "rmm"}', 1)
@@ -211,16 +210,6 @@ EVENTS = [
     ([(Kind.ALLOCATE, 2**64 - 512, 512)], "event 0 is of 512 bytes at 0xfffffffffffffe00"),
     ([(Kind.SEGMENT_FREE, 2**64 - 1, 1)], "event 0 is of 1 bytes"),
 ]
-HEAD = trace_file.MAGIC + struct.pack("<HHI", 1, 0, 0)
-
-
-def block(kind, payload, count, size=None):
-    """With the right checksum, whatever it says."""
-    packed = zlib.compress(payload)
-    head = struct.pack("<4sIII", kind, len(packed), len(payload) if size is None else size, count)
-    return head + struct.pack("<I", zlib.crc32(packed, zlib.crc32(head))) + packed
-
-
 BEGIN, END = block(b"META", b"{}", 1), block(b"DONE", b"{}", 0)
 REFUSED += [
     *(("trace", data, reason) for data, reason in (
@@ -236,12 +225,12 @@ REFUSED += [
         ("bytes follow the end", BEGIN, END, END),
         ("a list where a dict", block(b"META", b"[]", 1), END),
         ("damaged", block(b"META", b"{", 1), END),
-        ("does not have its 1 bytes", block(b"META", b"{}", 1, size=1), END),
+        ("does not have its 1 bytes", block(b"META", b"{}", 1, size_bytes=1), END),
         ("2 names that are none", BEGIN, block(b"NAME", b'["a"]', 2), END),
         ("1 events in 30 bytes", BEGIN, block(b"EVNT", bytes(30), 1), END),
         ("name 1 of 1", BEGIN, block(b"EVNT", bytes(35) + b"\1\0\0\0", 1), END),
         ("0 events, and the end counts 5", BEGIN, block(b"DONE", b"{}", 5)),
-        ("does not have its 10 bytes", block(b"META", bytes(1 << 24), 1, size=10)),
+        ("does not have its 10 bytes", block(b"META", bytes(1 << 24), 1, size_bytes=10)),
     )),
 ]  # fmt: skip
 NAMES = (b"NAME", b"[" + b'"a",' * 200_000 + b'"a"]', 200_001)
