@@ -46,34 +46,24 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "Advice": "dtr_alloc.advise.advice",
-    "BridgeError": "dtr_alloc.torch_versions",
-    "Budget": "dtr_alloc.config",
-    "Candidate": "dtr_alloc.heuristics",
-    "Config": "dtr_alloc.config",
-    "ConfigError": "dtr_alloc.config",
-    "DriverError": "dtr_alloc.core",
-    "Heuristic": "dtr_alloc.heuristics",
-    "Kept": "dtr_alloc.records",
-    "StateError": "dtr_alloc.core",
-    "Stats": "dtr_alloc.records",
-    "distrust": "dtr_alloc.torch.custom_operators",
-    "find_batch_size": "dtr_alloc.torch.batch_size",
-    "register_heuristic": "dtr_alloc.heuristics",
-    "run_as_operator": "dtr_alloc.torch.run_as_operator",
-    "suggest": "dtr_alloc.torch.observe",
-    "trust": "dtr_alloc.torch.custom_operators",
-    **dict.fromkeys(
-        (
-            *("check_invariants", "compact", "disable", "enable", "evict", "is_enabled"),
-            *("is_resident", "kept", "limit_rematerializations", "materialize", "pin"),
-            *("reset_peak_stats", "session", "set_budget", "stats", "trim", "unpin"),
-            "why_kept",
-        ),
-        "dtr_alloc.torch.api",
+_NAMES = {
+    "dtr_alloc.advise.advice": ("Advice",),
+    "dtr_alloc.config": ("Budget", "Config", "ConfigError"),
+    "dtr_alloc.core": ("DriverError", "StateError"),
+    "dtr_alloc.heuristics": ("Candidate", "Heuristic", "register_heuristic"),
+    "dtr_alloc.records": ("Kept", "Stats"),
+    "dtr_alloc.torch.api": (
+        *("check_invariants", "compact", "disable", "enable", "evict", "is_enabled"),
+        *("is_resident", "kept", "limit_rematerializations", "materialize", "pin"),
+        *("reset_peak_stats", "session", "set_budget", "stats", "trim", "unpin", "why_kept"),
     ),
+    "dtr_alloc.torch.batch_size": ("find_batch_size",),
+    "dtr_alloc.torch.custom_operators": ("distrust", "trust"),
+    "dtr_alloc.torch.observe": ("suggest",),
+    "dtr_alloc.torch.run_as_operator": ("run_as_operator",),
+    "dtr_alloc.torch_versions": ("BridgeError",),
 }
+_HOMES = {name: home for home, names in _NAMES.items() for name in names}
 
 __all__ = sorted([*_HOMES, "__version__"])
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bench.studies.panels import name_axes, panel_grid
 from bench.studies.published import published_logs
 from bench.studies.study import Document, Options, Study, results
-from dtr_alloc import oplog
+from dtr_alloc.advise.at_peak import Step
 from dtr_alloc.oplog import Program
 from dtr_alloc.simulation import simulate
 
@@ -59,62 +59,15 @@ Row = list[Any]
 def least_bytes(program: Program) -> int:
     """A budget below which no schedule runs the log: the most that an operator reads, makes and
     needs meanwhile, with the constants that are alive then."""
-    sizes: dict[int, int] = {}  # of a buffer
-    names: dict[int, int] = {}  # the buffer that a name stands for
-    uses: dict[int, int] = {}  # how many names a buffer has
-    constants: set[int] = set()
-    alive = most = 0
-
-    def let_go(name: int) -> None:
-        nonlocal alive
-        buffer = names.pop(name, None)
-        if buffer is None:
-            return
-        uses[buffer] -= 1
-        if uses[buffer] == 0 and buffer in constants:
-            alive -= sizes[buffer]
-
-    def define(name: int, buffer: int) -> None:
-        uses[buffer] = uses.get(buffer, 0) + 1
-        let_go(name)
-        names[name] = buffer
-
-    def new(size: int, constant: bool) -> int:
-        nonlocal alive
-        buffer = len(sizes)
-        sizes[buffer] = size
-        if constant:
-            constants.add(buffer)
-            alive += size
-        return buffer
-
-    operator = 0
-    for code in oplog.instructions(program):
-        kind = code[0]
-        if kind == oplog.CONSTANT:
-            define(code[1], new(code[2], True))
-        elif kind in (oplog.CALL, oplog.EFFECT, oplog.MUTATE):
-            end = 3 + code[2]
-            arguments = code[3:end]
-            read = {names[name] for name in arguments}
-            need = alive + sum(sizes[buffer] for buffer in read - constants)
-            fresh: list[int] = []
-            if kind != oplog.MUTATE:
-                results = [code[at : at + 3] for at in range(end + 1, len(code), 3)]
-                buffers = [
-                    new(size, kind == oplog.EFFECT) if alias < 0 else names[arguments[alias]]
-                    for _, size, alias in results
-                ]
-                fresh = [size if alias < 0 else 0 for _, size, alias in results]
-                for (name, _, _), buffer in zip(results, buffers, strict=True):
-                    define(name, buffer)
-            most = max(most, need + oplog.made_bytes(program, operator, fresh))
-            operator += 1
-        elif kind in (oplog.COPY, oplog.COPY_FROM):
-            define(code[1], names[code[2]])
-        else:
-            let_go(code[1])
-    return most
+    step = Step(program, 1)
+    constants = [each for each in step.memory if each.is_constant or each.born in step.effects]
+    kept = set(map(id, constants))
+    needs = [sum(parts) for parts in zip(step.in_use(constants), step.workspaces, strict=True)]
+    for memory in step.memory:
+        if id(memory) not in kept:
+            for operator in {memory.born, *memory.readers}:
+                needs[operator] += memory.size_bytes
+    return max(needs, default=0)
 
 
 def _study(smoke: bool, name: str, program: Program) -> dict[str, list[Row]]:

@@ -76,6 +76,8 @@ class Step:
         """By operator."""
         self.times: list[int] = []
         self.workspaces: list[int] = []
+        self.effects: set[int] = set()
+        """Operators that are never repeated."""
         named: dict[int, _Memory] = {}
         counted: list[int] = []
 
@@ -119,6 +121,8 @@ class Step:
                         define(name, new(size_bytes, False) if is_fresh else reads[alias])
                 if counts:
                     counted.append(index)
+                if kind == oplog.EFFECT:
+                    self.effects.add(index)
                 for memory in reads:
                     memory.readers.append(index)
                 self.workspaces.append(max(0, made_bytes(program, index, fresh) - sum(fresh)))
@@ -129,12 +133,13 @@ class Step:
         places = program.operator_places
         self.modules = [program.places[places[i]][0] if places else "" for i in range(self.end)]
         self.made = [memory for memory in self.memory if memory.born >= self.start]
-        self.old = [memory for memory in self.memory if memory.born < self.start]
-
         self.updated = [
             memory
-            for memory in self.old
-            if memory.died == NEVER and memory.writers and memory.writers[-1] >= self.start
+            for memory in self.memory
+            if memory.born < self.start
+            and memory.died == NEVER
+            and memory.writers
+            and memory.writers[-1] >= self.start
         ]
 
     def mark_data(self) -> None:

@@ -155,6 +155,9 @@ class OpLogRecorder:
             at += count
             return numbers[at - count : at]
 
+        def one() -> int:
+            return take(1)[0]
+
         def take_names(count: int) -> tuple[str, ...]:
             pairs = iter(take(2 * count))
             return tuple([_name(number, view) for number, view in zip(pairs, pairs, strict=True)])
@@ -162,44 +165,39 @@ class OpLogRecorder:
         places = self._call_sites.by_number()
         group: list[oplog.Instruction] = []
         while at < len(numbers):
-            (kind,) = take(1)
+            kind = one()
             if kind == lib.DTR_OP_LOG_MEMORY:  # of the operator that follows
-                (count,) = take(1)
-                pairs = iter(take(2 * count))
+                pairs = iter(take(2 * one()))
                 trace = [
                     f"{'+-='[what]}{number}" for what, number in zip(pairs, pairs, strict=True)
                 ]
                 group.append(oplog.Annotate(oplog.WORKSPACE, tuple(trace)))
                 continue
             if kind == lib.DTR_OP_LOG_PLACE:
-                (number,) = take(1)
-                group.append(oplog.place(*places[number]))
+                group.append(oplog.place(*places[one()]))
             elif kind == lib.DTR_OP_LOG_CONSTANT:
                 number, size = take(2)
                 group += (oplog.Constant(_name(number)), oplog.Memory(_name(number), size))
             elif kind == lib.DTR_OP_LOG_CALL:
-                operator, time, count = take(3)
-                args = take_names(count)
-                (count,) = take(1)
-                results = [take(4) for _ in range(count)]
+                operator, time = take(2)
+                args = take_names(one())
+                results = [take(4) for _ in range(one())]
                 names = tuple([_name(number, view) for number, view, _, _ in results])
                 group.append(oplog.Call(self._operator_name(operator), args, names, time))
                 for name, (_, _, size, alias) in zip(names, results, strict=True):
                     group += (oplog.Memory(name, size), oplog.Alias(name, alias))
             elif kind == lib.DTR_OP_LOG_MUTATE:
-                operator, time, count = take(3)
-                args = take_names(count)
-                (count,) = take(1)
-                given = take(count)
+                operator, time = take(2)
+                args = take_names(one())
+                given = take(one())
                 indices = tuple([max(index, ~index) for index in given])
                 unread = tuple([~index for index in given if index < 0])
                 name = self._operator_name(operator)
                 group.append(oplog.Mutate(name, args, indices, time, unread))
             elif kind == lib.DTR_OP_LOG_EFFECT:
-                operator, time, count = take(3)
-                args = take_names(count)
-                (count,) = take(1)
-                made = [take(3) for _ in range(count)]  # DTR_OP_LOG_CONSTANT, number, size
+                operator, time = take(2)
+                args = take_names(one())
+                made = [take(3) for _ in range(one())]  # DTR_OP_LOG_CONSTANT, number, size
                 names = tuple([_name(number) for _, number, _ in made])
                 group.append(oplog.effect(self._operator_name(operator), args, names, time))
                 for name, (_, _, size) in zip(names, made, strict=True):

@@ -24,7 +24,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from typing import Any
 
@@ -233,17 +233,14 @@ def run(function: Any, *arguments: Any, checked: Callable[[int], None], decision
     status = function(*arguments, result, text)
     seconds = time.perf_counter() - begin
     checked(status)
-    return _outcome(result, ffi.string(text[0]), seconds, decisions)
-
-
-def _outcome(result: Any, decisions: bytes, seconds: float, with_decisions: bool) -> Run:
+    made = ffi.string(text[0])
     counters: dict[str, Any] = record(result, _COUNTERS)
     counters["status"] = STATUSES[counters["status"]]
     return Run(
         **counters,
         seconds=seconds,
-        decisions_sha256=hashlib.sha256(decisions).hexdigest()[:16],
-        decisions=decisions.decode() if with_decisions else None,
+        decisions_sha256=hashlib.sha256(made).hexdigest()[:16],
+        decisions=made.decode() if decisions else None,
     )
 
 
@@ -324,21 +321,11 @@ def play_step(
     options.learn = 1 + search if learn else 0
     out = ffi.new("dtr_what_if_result *")
     check(lib.dtr_what_if(options, *_in_c(program), out))
-
-    def share(value: float) -> float | None:
-        return None if value < 0 else value
-
-    return WhatIfPlay(
-        out.recorded,
-        out.operators,
-        out.step_cost,
-        share(out.usual_repeated),
-        share(out.usual_cost),
-        share(out.learned_repeated),
-        share(out.learned_cost),
-        bool(out.is_planned),
-        out.first_work,
-    )
+    found = {each.name: getattr(out, each.name) for each in fields(WhatIfPlay)}
+    for share in ("usual_repeated", "usual_cost", "learned_repeated", "learned_cost"):
+        if found[share] < 0:
+            found[share] = None
+    return WhatIfPlay(**found | {"is_planned": bool(out.is_planned)})
 
 
 def _in_c(program: Program) -> tuple[Any, ...]:

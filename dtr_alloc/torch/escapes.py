@@ -36,6 +36,8 @@ import torch
 from torch import Tensor, TypedStorage, UntypedStorage
 
 from dtr_alloc.core import ffi
+from dtr_alloc.torch.bridge import Bridge
+from dtr_alloc.torch.builtin_functions import Redirection, can_be_redirected
 from dtr_alloc.torch.recorder import ABOVE_KERNELS
 from dtr_alloc.torch.session import Session
 
@@ -263,9 +265,14 @@ def raise_where_content_is_lost(bridge: Any) -> None:
     bridge.set_member(base, "is_shared", guarded)
 
 
-def undo_later(undo: Callable[[], None]) -> None:
-    """Makes uninstall() call a function. It must be repeatable: uninstall() may be interrupted."""
-    _undo.append(undo)
+def redirect(
+    bridge: Bridge, function: Any, to: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Redirects a function of C, if that is possible, until uninstall()."""
+    if can_be_redirected(function):
+        redirection = Redirection(bridge, function, to)
+        _undo.append(redirection.undo)
+        redirection.start()
 
 
 def replace(owner: Any, name: str, value: Any, put: Callable[..., None] = setattr) -> None:

@@ -30,9 +30,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from dtr_alloc.torch.builtin_functions import Redirection, can_be_redirected
 from dtr_alloc.torch.custom_operators import declared
-from dtr_alloc.torch.escapes import replace, undo_later
+from dtr_alloc.torch.escapes import redirect, replace
 from dtr_alloc.torch.live_objects import live_objects
 from dtr_alloc.torch.session import Session
 
@@ -68,25 +67,17 @@ def _guard_functions(runtime: Session, module: ModuleType) -> None:
     package = module.__name__.partition(".")[0]
     if package in _OURS_AND_PYTORCHS or not _is_an_extension(loader.path):
         return
-
-    def guard(function: Any) -> None:
-        if can_be_redirected(function):
-            guarded = functools.partial(_guarded, runtime, package)
-            redirection = Redirection(runtime.bridge, function, guarded)
-            undo_later(redirection.undo)
-            redirection.start()
-
+    guarded = functools.partial(_guarded, runtime, package)
     for owner in _with_submodules(module):
         for value in list(vars(owner).values()):
             if getattr(value, "__module__", None) != owner.__name__:
                 continue
-            guard(value)
+            redirect(runtime.bridge, value, guarded)
             for name, member in list(vars(value).items()) if isinstance(value, type) else ():
                 if type(member) is MethodDescriptorType:
-                    put = runtime.bridge.set_member
-                    replace(value, name, _guarded(runtime, package, member), put)
-                else:
-                    guard(getattr(member, "__func__", None))  # pybind11's methods, static ones
+                    replace(value, name, guarded(member), runtime.bridge.set_member)
+                else:  # pybind11's methods, static ones
+                    redirect(runtime.bridge, getattr(member, "__func__", None), guarded)
 
 
 def _with_submodules(module: ModuleType) -> Iterator[ModuleType]:

@@ -17,8 +17,7 @@ from typing import Any
 
 from torch._C import _autograd, _profiler
 
-from dtr_alloc.torch import escapes
-from dtr_alloc.torch.builtin_functions import Redirection, can_be_redirected
+from dtr_alloc.torch.escapes import redirect
 from dtr_alloc.torch.session import Session
 
 _KINDS = (
@@ -56,9 +55,5 @@ def install(runtime: Session) -> None:
 
     for module, kind in _KINDS:
         for verb, counted in (("enable", beginning), ("disable", ending)):
-            function = getattr(module, f"_{verb}_{kind}", None)
-            if can_be_redirected(function):
-                redirection = Redirection(runtime.bridge, function, counted)
-                escapes.undo_later(redirection.undo)
-                redirection.start()
+            redirect(runtime.bridge, getattr(module, f"_{verb}_{kind}", None), counted)
     observe(0)

@@ -88,7 +88,7 @@ class Recording:
         self._numbers: dict[Any, int] = {}
         self._began_unix_ns = 0
         self._failure: OSError | None = None
-        self._draining = threading.Lock()
+        self.draining = threading.Lock()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dtr_alloc trace", daemon=True)
 
@@ -112,7 +112,7 @@ class Recording:
 
     def drain(self) -> None:
         """Writes the gathered events. A disk error ends the recording, not the job."""
-        with self._draining:
+        with self.draining:
             while self._failure is None:
                 count = lib.dtr_event_log_drain(self._log, self._columns, _CAPACITY)
                 if count == 0:
@@ -153,7 +153,7 @@ class Recording:
         """Writes the rest and the end, on the thread, which no interrupt reaches."""
         self.drain()
         lost = lib.dtr_event_log_lost(self._log)
-        with self._draining:
+        with self.draining:
             try:
                 if self._failure is None:
                     end = {"began_unix_ns": self._began_unix_ns}
@@ -186,16 +186,8 @@ class Recording:
             return
         print(f"dtr_alloc: DTR_ALLOC_TRACE ({self.path}) {text}", file=sys.stderr)
 
-    # ---- fork: the file is the parent's ----
-
-    def before_fork(self) -> None:
-        self._draining.acquire()
-
-    def after_fork_in_parent(self) -> None:
-        self._draining.release()
-
-    def after_fork_in_child(self) -> None:
-        self._draining.release()
+    def abandon(self) -> None:
+        """In a forked child: the file is the parent's."""
         self._ended.set()
         self._detach()
         self._writer.abandon()
@@ -266,19 +258,20 @@ def stop() -> None:
 def _before_fork() -> None:
     _lock.acquire()
     if _current is not None:
-        _current.before_fork()
+        _current.draining.acquire()
 
 
 def _after_fork_in_parent() -> None:
     if _current is not None:
-        _current.after_fork_in_parent()
+        _current.draining.release()
     _lock.release()
 
 
 def _after_fork_in_child() -> None:
     global _current
     if _current is not None:
-        _current.after_fork_in_child()
+        _current.draining.release()
+        _current.abandon()
         _current = None
     _lock.release()
 
