@@ -187,6 +187,8 @@ CASES = (
     Case("foreach, a tensor at a time", foreach, is_long=True),
     Case("inference", inference, is_long=True),
 )
+ROUNDS = 40  # of the cases; a job takes a third
+CALLS = 400  # of a case in one round
 LONG_OPERATORS = 40_000
 
 
@@ -235,9 +237,9 @@ def time_calls(case: Case, mode: Callable[[], AbstractContextManager[None]], cal
         return (process_time_ns() - start) / calls
 
 
-def measure_case(case: Case, rounds: int, calls: int) -> dict[str, Any]:
+def measure_case(case: Case, rounds: int) -> dict[str, Any]:
     """One row: what an operator of the case takes."""
-    count = operators(case)
+    count, calls = operators(case), CALLS
     if case.is_long:
         rounds, calls = max(rounds // 8, 1), LONG_OPERATORS // count
     least = dict.fromkeys(MODES, float("inf"))
@@ -264,18 +266,16 @@ def timed_steps(job: Job, first: int, steps: int) -> Iterator[tuple[float, float
         yield (process_time_ns() - cpu) / 1e9, (perf_counter_ns() - wall) / 1e9
 
 
-def measure_steps(
-    name: str, kind: Callable[..., Job], scale: float, rounds: int, seed: int
-) -> dict[str, Any]:
+def measure_steps(name: str, kind: Callable[..., Job], scale: float, rounds: int) -> dict[str, Any]:
     """One row: a job's step without and with dtr_alloc; a job of its own for each."""
-    jobs: dict[str, Job] = {"older": kind(scale=scale, seed=seed)}
+    jobs: dict[str, Job] = {"older": kind(scale=scale)}
     times: dict[str, list[tuple[float, float]]] = {way: [] for way in JOB_MODES}
     steps = 4
     for done in range(0, rounds * steps, steps):
         for way, mode in JOB_MODES.items():
             with mode():
                 if way not in jobs:
-                    jobs[way] = kind(scale=scale, seed=seed)
+                    jobs[way] = kind(scale=scale)
                 # The first step after a switch meets cold caches and new records.
                 times[way] += list(timed_steps(jobs[way], done, steps))[1:]
     with Counting() as counting:
@@ -344,47 +344,36 @@ TABLES = {
 
 
 @click.command(help="What dtr_alloc costs while its budget is idle.")
-@click.option("--rounds", default=40, help="Of the cases; a job takes a third.")
-@click.option("--calls", default=400, help="Of a case in one round.")
 @click.option("--no-jobs", is_flag=True, help="Operators only.")
 @click.option("--null-cuda", "on_null_device", is_flag=True, help="The null device, too.")
-@click.option("--seed", default=0)
 @results.options("Few rounds, the smallest job, seconds.")
-def main(
-    rounds: int,
-    calls: int,
-    no_jobs: bool,
-    on_null_device: bool,
-    seed: int,
-    path: str | None,
-    smoke: bool,
-) -> None:
+def main(no_jobs: bool, on_null_device: bool, path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     steps = () if no_jobs else (TINY,) if smoke else STEPS
-    rounds = 3 if smoke else rounds
+    rounds = 3 if smoke else ROUNDS
     console = results.console()
     found: dict[str, list[dict[str, Any]]] = {"cases": [], "jobs": [], "null_cuda": []}
     gc.collect()
     gc.disable()  # a collection in one round and not in another would be noise
     for case in CASES:
         with console.status(f"timing {case.name}"):
-            found["cases"].append(measure_case(case, rounds, calls))
+            found["cases"].append(measure_case(case, rounds))
     gc.enable()
     for name, kind, scale in steps:
         with console.status(f"training {name}"):
-            found["jobs"].append(measure_steps(name, kind, scale, max(rounds // 3, 2), seed))
+            found["jobs"].append(measure_steps(name, kind, scale, max(rounds // 3, 2)))
     if on_null_device:
         found["null_cuda"] += measure_null_cuda(max(rounds // 8, 1))
     for name, (title, columns) in TABLES.items():
         if found[name]:
             console.print(results.table(title, columns, found[name]))
-    facts: dict[str, Any] = {"rounds": rounds, "calls": calls}
+    facts: dict[str, Any] = {"rounds": rounds, "calls": CALLS}
     for way in ("rest", "recording"):
         key = f"{way}_added_ns_per_op"
         facts[key] = statistics.median(row[key] for row in found["cases"])
         console.print(f"{way}, median over the cases: {facts[key]:,.0f} ns an operator")
-    results.write(path, "overhead", seed, **facts, **found)
+    results.write(path, "overhead", **facts, **found)
 
 
 if __name__ == "__main__":

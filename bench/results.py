@@ -121,7 +121,7 @@ def options(smoke: str) -> Callable[[_C], _C]:
     return add
 
 
-def write(path: str | None, bench: str, seed: int = 0, **found: Any) -> None:
+def write(path: str | None, bench: str, seed: int = 0, /, **found: Any) -> None:
     """Writes what a bench found on the CPU, with the environment; None writes nothing."""
     if path:
         write_json(environment("cpu", seed) | {"bench": bench} | found, path)

@@ -35,6 +35,7 @@ from dtr_alloc.core import check, lib
 from dtr_alloc.simulation import presets
 
 SIZES = (1_000, 10_000)
+SEARCHES = 1_000  # operators of each phase that are measured
 SKIP = 4  # every so many operators read one that many before
 KIB = 1024
 HEURISTICS = ("dtr-eqclass", "marginal", "dtr-full", "dtr-local", "lru", "megengine")
@@ -170,15 +171,13 @@ class SimulatedJob:
         check(lib.dtr_pool_destroy(self.pool))
 
 
-def measure(
-    heuristic: str, candidates: int, variant: str, searches: int, seed: int
-) -> dict[str, Any]:
+def measure(heuristic: str, candidates: int, variant: str, searches: int) -> dict[str, Any]:
     """One row: a job in which about so many candidates are resident once memory is full."""
-    sizes = random.Random(seed)
+    sizes = random.Random(0)
     length = 2 * candidates
     bytes_of = [int(4 * KIB * 2 ** sizes.uniform(0, 8)) for _ in range(length)]
     budget = sum(bytes_of[:candidates])
-    job = SimulatedJob(heuristic, budget, seed, **VARIANTS[variant])
+    job = SimulatedJob(heuristic, budget, 0, **VARIANTS[variant])
     first = job.tensor(64 * KIB)
     saved: list[Any] = []
     for i in range(length):
@@ -243,27 +242,17 @@ COLUMNS = {
 @click.command(help="How long the engine searches for what to evict.")
 @click.option("--heuristic", "names", multiple=True, default=HEURISTICS)
 @click.option("--size", "sizes", type=int, multiple=True, default=SIZES, help="Candidates.")
-@click.option("--searches", default=1000, help="Operators of each phase that are measured.")
-@click.option("--seed", default=0)
 @results.options("A few hundred candidates, seconds.")
-def main(
-    names: tuple[str, ...],
-    sizes: tuple[int, ...],
-    searches: int,
-    seed: int,
-    path: str | None,
-    smoke: bool,
-) -> None:
-    if smoke:
-        sizes, searches = (200, 400), 100
+def main(names: tuple[str, ...], sizes: tuple[int, ...], path: str | None, smoke: bool) -> None:
+    sizes, searches = ((200, 400), 100) if smoke else (sizes, SEARCHES)
     console = results.console()
     rows = []
     for candidates, name, variant in product(sizes, names, VARIANTS):
         with console.status(f"{name}, {variant}, {candidates:,} candidates"):
-            rows.append(measure(name, candidates, variant, min(searches, candidates), seed))
+            rows.append(measure(name, candidates, variant, min(searches, candidates)))
     compare(rows)
     console.print(results.table("Searching for what to evict", COLUMNS, rows))
-    results.write(path, "search", seed, searches=searches, results=rows)
+    results.write(path, "search", searches=searches, results=rows)
 
 
 if __name__ == "__main__":

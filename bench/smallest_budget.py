@@ -32,6 +32,9 @@ from bench.studies.floor import least_bytes
 from dtr_alloc.oplog import Program, compile_log
 from dtr_alloc.simulation import simulate
 
+STEPS = 3
+RESOLUTION = 0.01
+"""Of activation memory."""
 MOST_REPEATS = 20_000
 MOST_COMPUTE = 4
 """By bytes: all compute, in terms of the log's."""
@@ -77,19 +80,19 @@ def least_by_bytes(program: Program, shape: Profile, bound: int) -> int:
     return least
 
 
-def measure(name: str, steps: int, resolution: float, **options: Any) -> dict[str, Any]:
+def measure(name: str, resolution: float, device: str) -> dict[str, Any]:
     """One row: the job's memory, its smallest budget and what training there costs."""
-    reference = train_plain(name, steps, **options)
+    reference = train_plain(name, STEPS, device=device)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "job.log"
-        shape, free = profile(name, steps, settings={"log": log}, **options)
+        shape, free = profile(name, STEPS, settings={"log": log}, device=device)
         program = compile_log(log)
         bound = least_bytes(program)
         by_bytes = least_by_bytes(program, shape, bound)
 
     def train(budget: int) -> Run | None:
         try:
-            return try_train(name, budget, steps, most_repeats=MOST_REPEATS, **options)
+            return try_train(name, budget, STEPS, most_repeats=MOST_REPEATS, device=device)
         except Thrashing:
             return None
 
@@ -131,37 +134,22 @@ COLUMNS = {
 
 @click.command(help=(__doc__ or "").split("\n\n")[0])
 @click.option("--job", "jobs", multiple=True, type=click.Choice(list(JOBS)), help="Default: all.")
-@click.option("--steps", default=3, show_default=True)
-@click.option("--scale", default=1.0, help="Factor on batch sizes.")
-@click.option("--resolution", default=0.01, show_default=True, help="Of activation memory.")
 @click.option("--device", default="auto", type=click.Choice(["auto", "cpu", "cuda"]))
-@click.option("--seed", default=0)
 @results.options("Two jobs, coarse, seconds.")
-def main(
-    jobs: tuple[str, ...],
-    steps: int,
-    scale: float,
-    resolution: float,
-    device: str,
-    seed: int,
-    path: str | None,
-    smoke: bool,
-) -> None:
+def main(jobs: tuple[str, ...], device: str, path: str | None, smoke: bool) -> None:
     torch.set_num_threads(1)
     device = results.pick_device(device)
     names = jobs or (("mlp", "inplace") if smoke else tuple(JOBS))
-    resolution = 0.25 if smoke else resolution
+    resolution = 0.25 if smoke else RESOLUTION
     console = results.console()
     rows = []
     for name in names:
         with console.status(f"bisecting {name}"):
-            options = {"scale": scale, "device": device, "seed": seed}
-            rows.append(measure(name, steps, resolution, **options))
+            rows.append(measure(name, resolution, device))
     console.print(results.table("Smallest budget that trains", COLUMNS, rows))
     if path:
-        document = results.environment(device, seed) | {"bench": "smallest_budget"}
-        document |= {"steps": steps, "scale": scale, "resolution": resolution}
-        results.write_json(document | {"results": rows}, path)
+        document = results.environment(device, 0) | {"bench": "smallest_budget", "steps": STEPS}
+        results.write_json(document | {"resolution": resolution, "results": rows}, path)
 
 
 if __name__ == "__main__":

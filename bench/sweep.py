@@ -135,10 +135,10 @@ EXPERIMENTS = {
 
 
 def measure(
-    experiment: Experiment, job: str, steps: int, fractions: tuple[float, ...], **options: Any
+    experiment: Experiment, job: str, steps: int, fractions: tuple[float, ...], scale: float
 ) -> Iterator[dict[str, Any]]:
     """The rows of one job in one round."""
-    make = partial(experiment.jobs[job], **options)
+    make = partial(experiment.jobs[job], scale=scale)
     found = profile(make, [__name__])
     shape = shape_of(found)
 
@@ -260,8 +260,6 @@ def _cell(rounds: list[dict[str, Any]]) -> str:
 )
 @click.option("--steps", type=click.IntRange(1), help="Of a cell.")
 @click.option("--rounds", type=click.IntRange(1), help="In which each cell trains anew.")
-@click.option("--scale", type=float, help="Of the batches.")
-@click.option("--seed", default=0, show_default=True)
 @results.options("One job, a budget or two, few steps.")
 def main(
     name: str,
@@ -269,8 +267,6 @@ def main(
     fractions: tuple[float, ...],
     steps: int | None,
     rounds: int | None,
-    scale: float | None,
-    seed: int,
     path: str | None,
     smoke: bool,
 ) -> None:
@@ -282,21 +278,21 @@ def main(
     names = jobs or tuple(experiment.jobs)[: 1 if smoke else None]
     fractions = fractions or experiment.fractions
     steps, rounds = steps or experiment.steps, rounds or experiment.rounds
-    scale = scale or experiment.scale
+    scale = 1.0 if smoke else experiment.scale
     if smoke:
         middle = len(fractions) // 2
-        fractions, rounds, scale = fractions[middle : middle + 1], 1, 1.0
+        fractions, rounds = fractions[middle : middle + 1], 1
         steps = min(steps, LAST + 2)
     console = results.console()
     rows: list[dict[str, Any]] = []
     for number in range(rounds):
         for job in names:
             with console.status(f"training {job}"):
-                found = measure(experiment, job, steps, fractions, scale=scale, seed=seed)
+                found = measure(experiment, job, steps, fractions, scale)
                 rows += [row | {"round": number} for row in found]
     console.print(table(rows))
     facts = {"experiment": name, "steps": steps, "rounds": rounds, "scale": scale}
-    results.write(path, "sweep", seed, **facts, results=rows)
+    results.write(path, "sweep", **facts, results=rows)
 
 
 if __name__ == "__main__":
