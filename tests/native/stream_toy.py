@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from native_pool import MIB, NativePool, ffi, lib
+from native_pool import MIB, NativePool, lib
 from toy import WORD, Tensor, Toy, toys
 
 CHUNK = 2 * MIB
@@ -37,8 +37,7 @@ class StreamToy(Toy):
     def _execute(self, operator, tensors):
         everything = super()._execute(operator, tensors)
         for tensor in {t.pointer: t for t in [*tensors, *everything]}.values():
-            address = int(ffi.cast("uintptr_t", tensor.data))
-            self.fake.launch(self.stream, address, tensor.words * WORD)
+            self.fake.launch(self.stream, tensor.address, tensor.words * WORD)
         return everything
 
     def wait(self, stream: int, after: int) -> None:

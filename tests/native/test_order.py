@@ -7,7 +7,7 @@ import pytest
 from native_pool import OutOfMemory, check, ffi, lib
 from stream_toy import LARGE, A, B
 from test_costs import known
-from toy import MUTATE, WORD, line, measured
+from toy import MUTATE, WORD, all_right, line, measured
 
 
 def test_an_evicted_block_waits_for_every_stream_that_used_it(make_stream_toy, fake_cuda):
@@ -96,8 +96,7 @@ def test_one_stream_waits_for_nothing(make_stream_toy, fake_cuda):
         made = [source]
         for i in range(6):
             made.append(toy.one("f", made[-1], words=LARGE, parameter=i))
-        for tensor in reversed(made):
-            assert toy.content(tensor) == tensor.expected()
+        assert all_right(toy, *reversed(made))
     assert toy.stats().rematerializations > 0
     assert fake_cuda.waits() == 0
     assert toy.pool.stats().host_waits == 0

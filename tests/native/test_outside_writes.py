@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import WrongState, check, ffi, lib
-from toy import MUTATE, WORDS, WRITE_ONLY, line
+from toy import MUTATE, WORDS, WRITE_ONLY, all_right, line
 
 
 class TestBehindTheEnginesBack:
@@ -82,7 +82,7 @@ class TestBehindTheEnginesBack:
         assert toy.content(other) == other.expected()
         assert toy.evict(other)
         memory[word] = 0
-        assert all(toy.content(result) == result.expected() for result in results)
+        assert all_right(toy, *results)
 
     def test_a_write_while_another_operator_reads_more_is_noticed_later(self, toy):
         memory, _x, batches = self.foreign(toy, 8, batches=range(2))
@@ -128,8 +128,7 @@ class TestBehindTheEnginesBack:
         assert [result.evicted for result in (*results, both)] == [True, False, True, False]
         assert not toy.evict(results[1])
         assert not toy.evict(both)
-        for result in (*results, both):
-            assert toy.content(result) == result.expected()
+        assert all_right(toy, *results, both)
 
     def foreign(self, toy, pages, batches=()):
         """Memory, a tensor over all of it, and one over each of these pages."""

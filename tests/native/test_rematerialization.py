@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import WrongState
-from toy import WORDS, Toy, chain, fan, line, release
+from toy import WORDS, Toy, all_right, chain, fan, line, release
 
 
 class TestMakingRoom:
@@ -74,8 +74,7 @@ class TestHistory:
         toy.keep_history(5)
         toy.one("f", x)
         assert toy.stats().live_ops <= 6
-        for result in results:
-            assert toy.content(result) == result.expected()
+        assert all_right(toy, *results)
 
 
 def test_an_input_that_dies_after_the_step_was_described_is_held_for_it(make_toy):

@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import OutOfMemory, WrongState, lib
-from toy import PAGE, WORDS, fan, line, op_key, release, toys
+from toy import PAGE, WORDS, all_right, fan, line, op_key, release, toys
 
 
 class TestReset:
@@ -58,7 +58,7 @@ class TestReset:
         with pytest.raises(OutOfMemory):
             toy.materialize_all()
         assert toy.pool.stats().live_blocks == 8
-        assert all(toy.content(result) == result.expected() for result in results)
+        assert all_right(toy, *results)
         results, gone = results[:6], results[6:]
         release(*gone)
         toy.materialize_all()

@@ -5,7 +5,7 @@ sizes with those that trying every run of blocks finds (native/policy/window_sea
 """
 
 import pytest
-from native_pool import OutOfMemory, ffi
+from native_pool import OutOfMemory
 from test_choice import Program
 from toy import PAGE, WORDS, by_parameter
 
@@ -19,7 +19,7 @@ def filled(toy, sizes, words=8):
     """Evictable neighbors at rising addresses, of so many words each, behind a constant."""
     seed = toy.unseen(words)
     tensors = [toy.one("fill", seed, words=words, parameter=i) for i, words in enumerate(sizes)]
-    addresses = [int(ffi.cast("uintptr_t", tensor.data)) for tensor in tensors]
+    addresses = [tensor.address for tensor in tensors]
     assert addresses == sorted(addresses)
     return [seed, *tensors]
 
