@@ -30,8 +30,11 @@ SMOKE_STEPS, SMOKE_SCALE = 4, 0.1
 
 
 class Runner:
-    """Makes the runs of one job, and their rows. Errors: a file for what the runs write on standard
-    error, such as that a budget is small."""
+    """Makes the runs of one job, and their rows.
+
+    Args:
+        errors: the file of what the runs write on standard error, such as that a budget is small.
+    """
 
     def __init__(
         self, job: str, steps: int, smoke: bool, device: str, bar: Progress, errors: IO[str]
