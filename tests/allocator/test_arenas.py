@@ -2,25 +2,13 @@
 
 import pytest
 from native_fixtures import held_pool
-from native_pool import FREE, IN_USE, KIB, MIB, Invalid, NativePool, OutOfMemory, WrongState
+from native_pool import FREE, IN_USE, MIB, Invalid, NativePool, OutOfMemory, WrongState
 
 CHUNK = 2 * MIB
 A, B, C = 16, 32, 48
 
 
 pool = pytest.fixture(held_pool)
-
-
-def test_what_an_arena_frees_serves_only_itself(make_pool):
-    with make_pool(chunks=8) as pool:
-        arena, other = pool.arena_open(), pool.arena_open()
-        block = pool.arena_allocate(arena, 2 * pool.chunk)
-        pool.free(block)
-        taken = [pool.allocate(2 * pool.chunk), pool.arena_allocate(other, 2 * pool.chunk)]
-        assert block not in taken
-        assert pool.trim() == 0
-        assert pool.arena_allocate(arena, pool.chunk) == block
-        pool.verify()
 
 
 def test_a_closed_arena_gives_its_memory_to_everybody(make_pool):
@@ -59,16 +47,6 @@ def test_an_arena_takes_idle_memory_and_remaps_for_it(make_pool, maps_chunks):
         pool.set_room(room)
         pool.arena_allocate(arena, 64, 9)
         assert asked == [(256, 9)]
-
-
-def test_small_blocks_of_an_arena_stay_with_it_too(make_pool):
-    """They come from the large heap, so that no slab is shared."""
-    with make_pool() as pool:
-        arena = pool.arena_open()
-        block = pool.arena_allocate(arena, 100)
-        pool.free(block)
-        assert pool.allocate(100) != block
-        assert pool.arena_allocate(arena, 64) == block
 
 
 def test_an_arena_has_its_blocks_again_where_a_snapshot_had_them(make_pool):
@@ -232,19 +210,6 @@ def test_the_only_stream_cannot_be_captured_before_an_arena_is_opened(pool, fake
         pool.arena_open()
     fake_cuda.capture(A, 0)
     pool.arena_close(pool.arena_open())
-
-
-def test_arenas_that_come_and_go_leave_nothing_behind(pool):
-    for _ in range(300):
-        arena = pool.arena_open()
-        blocks = [pool.arena_allocate(arena, 64 * KIB, stream) for stream in (A, B)]
-        for block in blocks:
-            pool.free(block)
-        states = {block.address: block.state for block in pool.snapshot()}
-        assert states[blocks[0]] == FREE
-        pool.arena_close(arena)
-        pool.trim()
-    assert pool.stats().reserved_bytes == 0
 
 
 def test_no_timer_runs_on_a_captured_stream(pool, fake_cuda):

@@ -64,15 +64,6 @@ def test_the_library_stays_while_a_pool_exists(fake_cuda):
         check(lib.dtr_cuda_set_library(ffi.NULL))
 
 
-def test_physical_memory_is_what_is_mapped(fake_cuda):
-    with NativePool("cuda", budget=8 * CHUNK) as pool:
-        for size in (3 * CHUNK, 100, 2 * CHUNK):
-            pool.allocate(size)
-            assert fake_cuda.physical_bytes() == pool.stats().reserved_bytes
-        assert pool.stats().total_bytes == 1024 * MIB
-    assert fake_cuda.physical_bytes() == 0
-
-
 def test_a_full_card_asks_for_room(fake_cuda):
     fake_cuda.set_memory(6 * CHUNK)
     with NativePool("cuda", budget=100 * CHUNK, reserve=1024 * MIB) as pool:

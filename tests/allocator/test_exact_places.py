@@ -119,16 +119,6 @@ class TestOnStreams:
                 pool.free(pool.allocate(100, stream))
             yield pool
 
-    def test_what_the_stream_itself_freed_serves_it_at_once(self, pool, fake_cuda):
-        block = pool.allocate(4 * self.chunk, A)
-        fake_cuda.launch(A, block, 4 * self.chunk)
-        pool.free(block)
-        at = block + self.chunk
-        assert pool.try_at(2 * self.chunk, at, A) == given_at(at)
-        fake_cuda.launch(A, at, 2 * self.chunk)
-        assert fake_cuda.unfinished(A) >= 2
-        assert pool.stats().host_waits == 0
-
     def test_what_another_one_freed_only_once_its_work_is_done(self, pool, fake_cuda):
         block = pool.allocate(4 * self.chunk, A)
         fake_cuda.launch(A, block, 4 * self.chunk)

@@ -1,7 +1,7 @@
 """Fixed pools: as many addresses as the budget has bytes. The contract suite runs over them."""
 
 import pytest
-from native_pool import IN_USE, KIB, NO_LIMIT, NativePool, OutOfMemory
+from native_pool import KIB, NO_LIMIT, NativePool, OutOfMemory
 
 CHUNK = 64 * KIB
 
@@ -30,24 +30,6 @@ def test_two_holes_do_not_make_one(pool):
                 assert (asked, either.stats().remaps) == ([8 * CHUNK], 1)
 
 
-def test_all_addresses_can_be_used_and_none_beyond(pool):
-    """Small requests are blocks of the same heap, of 256 bytes at least; memory is mapped only
-    where it is needed."""
-    small = pool.allocate(1)
-    assert pool.stats().reserved_bytes == CHUNK
-    assert pool.block_bytes(small) == 256
-    at = small + 3 * 256
-    assert pool.try_at(1, at) == (at, [], 0)
-    assert pool.block_bytes(at) == 256
-    assert pool.try_at(1, at) == (0, [at], 1)
-    pool.free(at)
-    rest = pool.allocate(16 * CHUNK - 256)
-    assert rest == small + 256
-    assert [block.state for block in pool.snapshot()] == [IN_USE, IN_USE]
-    with pytest.raises(OutOfMemory):
-        pool.allocate(1)
-
-
 def test_a_budget_that_is_no_whole_number_of_chunks_is_cut(pool):
     pool.set_budget(8 * CHUNK + 5)
     pool.allocate(8 * CHUNK)
@@ -73,17 +55,3 @@ def test_addresses_grow_and_shrink_with_the_budget(pool):
     assert pool.stats().reserved_bytes == 16 * CHUNK
     with pytest.raises(OutOfMemory):
         pool.allocate(5 * CHUNK)
-
-
-def test_what_stands_above_a_lower_budget_must_go(pool):
-    """However little it is. Room is asked for until it has gone."""
-    blocks = [pool.allocate(4 * CHUNK) for _ in range(4)]
-    for block in blocks[:3]:
-        pool.free(block)
-    with pytest.raises(OutOfMemory, match=r"cannot be lowered to .* it stays 1.0 MiB"):
-        pool.set_budget(8 * CHUNK)
-    assert pool.allocate(12 * CHUNK) == blocks[0]
-    pool.free(blocks[0])
-    pool.set_room(lambda size, stream: pool.free(blocks[3]) is None)
-    pool.set_budget(8 * CHUNK)
-    assert pool.allocate(8 * CHUNK) == blocks[0]

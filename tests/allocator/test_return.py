@@ -48,18 +48,3 @@ def test_no_free_waits_for_the_device(fake_cuda):
         assert pool.stats().reserved_bytes == CHUNK
         assert pool.stats().host_waits == 0
         fake_cuda.hold(0)
-
-
-def test_a_driver_that_refuses_to_take_memory_back_is_asked_again(fake_cuda):
-    """A free has succeeded whatever the driver says."""
-    with NativePool("cuda", budget=8 * CHUNK, keep=1) as pool:
-        for n in range(1, 60):
-            block = pool.allocate(2 * CHUNK)
-            pool.allocate(100)
-            with fake_cuda.failing(n) as said:
-                pool.free(block)
-            if said:
-                pool.free(block)
-            pool.verify()
-        pool.free(pool.allocate(2 * CHUNK))
-        assert pool.stats().reserved_bytes == CHUNK

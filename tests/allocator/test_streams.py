@@ -6,7 +6,7 @@ work of another without an event in between.
 
 import pytest
 from native_fixtures import held_pool
-from native_pool import FREE, IN_USE, MIB, PENDING, NativePool, OutOfMemory
+from native_pool import FREE, IN_USE, MIB, PENDING, OutOfMemory
 
 CHUNK = 2 * MIB
 A, B, C = 16, 32, 48
@@ -50,18 +50,6 @@ def test_another_stream_takes_untouched_memory_first(pool, fake_cuda):
     assert fake_cuda.waits() == waits
 
 
-def test_a_completed_event_frees_a_block_for_everybody(pool, fake_cuda):
-    pool.free(pool.allocate(100, B))
-    blocks = [pool.allocate(3 * CHUNK, A) for _ in range(2)]
-    for block in blocks:
-        fake_cuda.launch(A, block, CHUNK)
-        pool.free(block)
-    fake_cuda.finish(A)
-    waits = fake_cuda.waits()
-    assert pool.allocate(6 * CHUNK, B) == blocks[0]
-    assert fake_cuda.waits() == waits
-
-
 @pytest.mark.parametrize("size", [CHUNK, 100])
 def test_a_recorded_use_keeps_a_block_pending(pool, fake_cuda, size):
     address = pool.allocate(size, A)
@@ -77,26 +65,6 @@ def test_a_recorded_use_keeps_a_block_pending(pool, fake_cuda, size):
     assert pool.allocate(size, A) == address
 
 
-def test_events_may_complete_out_of_order(pool, fake_cuda):
-    blocks = [pool.allocate(CHUNK, A) for _ in range(2)]
-    for block, stream in zip(blocks, (B, C), strict=True):
-        fake_cuda.launch(stream, block, CHUNK)
-        pool.record_stream(block, stream)
-        pool.free(block)
-    fake_cuda.finish(C)
-    assert [states(pool).get(block) for block in blocks] == [PENDING, FREE]
-    fake_cuda.finish(B)
-    assert states(pool)[blocks[0]] == FREE
-
-
-def test_a_use_on_its_own_stream_changes_nothing(pool, fake_cuda):
-    address = pool.allocate(CHUNK, A)
-    pool.record_stream(address, A)
-    pool.free(address)
-    assert states(pool)[address] == FREE
-    assert fake_cuda.unfinished(A) == 0
-
-
 def test_pending_blocks_are_waited_for_and_merge_before_room_is_asked_for(pool, fake_cuda):
     pool.set_room(lambda size, stream: pytest.fail("room was asked for"))
     blocks = [pool.allocate(4 * CHUNK, A) for _ in range(2)]
@@ -109,59 +77,6 @@ def test_pending_blocks_are_waited_for_and_merge_before_room_is_asked_for(pool, 
     assert large == blocks[0]
     assert fake_cuda.unfinished(B) > 0
     assert pool.stats().host_waits == 0
-
-
-def fragmented(pool, fake_cuda):
-    """Every second chunk is free, and work still runs on all of them."""
-    blocks = [pool.allocate(CHUNK, A) for _ in range(8)]
-    for block in blocks:
-        fake_cuda.launch(A, block, CHUNK)
-    for block in blocks[::2]:
-        pool.free(block)
-    return blocks
-
-
-def test_memory_moves_to_other_addresses_without_waiting(pool, fake_cuda):
-    """It stays at the old ones for the work that is queued there; the stand-in checks that."""
-    blocks = fragmented(pool, fake_cuda)
-    large = pool.allocate(4 * CHUNK, A)
-    assert large > blocks[-1]
-    fake_cuda.launch(A, large, 4 * CHUNK)
-    assert (pool.stats().remaps, pool.stats().host_waits) == (1, 0)
-    assert fake_cuda.unfinished(A) > 8
-    assert fake_cuda.physical_bytes() == 8 * CHUNK
-
-
-def test_addresses_that_memory_has_left_serve_again_once_the_work_there_is_done(pool, fake_cuda):
-    blocks = fragmented(pool, fake_cuda)
-    large = pool.allocate(4 * CHUNK, A)
-    pool.free(large)
-    other = pool.allocate(CHUNK, A)
-    assert other not in blocks
-    pool.free(other)
-    fake_cuda.finish(A)
-    pool.trim()
-    assert [pool.allocate(CHUNK, A) for _ in range(4)] == blocks[::2]
-    assert fake_cuda.physical_bytes() == 8 * CHUNK
-
-
-def test_what_memory_has_left_is_waited_for_before_it_goes_back(pool, fake_cuda):
-    """A trim gives the memory back, and so nothing may show it any more."""
-    fragmented(pool, fake_cuda)
-    pool.free(pool.allocate(4 * CHUNK, A))
-    assert pool.trim() == 4 * CHUNK
-    assert fake_cuda.physical_bytes() == 4 * CHUNK
-
-
-def test_slabs_of_one_stream_serve_another_only_behind_an_event(pool, fake_cuda):
-    small = [pool.allocate(2048, A) for _ in range(CHUNK // 2048)]  # all slabs of a chunk
-    pool.allocate(7 * CHUNK, B)
-    for address in small:
-        fake_cuda.launch(A, address, 2048)
-        pool.free(address)
-    moved = pool.allocate(100, B)
-    fake_cuda.launch(B, moved, 100)
-    assert moved in small
 
 
 def test_out_of_memory_waits_and_then_counts_what_is_in_use(pool, fake_cuda):
@@ -242,12 +157,3 @@ def test_in_the_steady_state_the_host_waits_for_nothing(pool, fake_cuda):
         step()
     assert pool.stats().host_waits == 0
     assert pool.stats().unmapped_chunks == 0
-
-
-def test_host_memory_has_no_streams(fake_cuda):
-    with NativePool("host", budget=8 * CHUNK) as pool:
-        address = pool.allocate(8 * CHUNK, A)
-        pool.record_stream(address, B)
-        pool.free(address)
-        assert states(pool)[address] == FREE
-        assert pool.allocate(8 * CHUNK, C) == address
