@@ -231,19 +231,6 @@ class TestPresets:
         toy.unseen(18 * WORDS)
         assert [row[1].evicted, row[3].evicted] == [True, False]
 
-    def test_ancestors_that_are_gone_make_a_storage_dear(self, make_toy):
-        toy = make_toy(pages=24, heuristic="msps", room=lib.DTR_ROOM_SINGLE)
-        x = toy.unseen(WORDS)
-        chain = [x]
-        for i in range(8):
-            chain.append(toy.one("link", chain[-1], parameter=i))
-        lone = toy.one("f", x)
-        for link in chain[1:-1]:
-            assert toy.evict(link)
-        # Costs are measured, and vary; eight times one of them do not come down to one.
-        toy.configure("c=ancestors,m=size,s=0", room=lib.DTR_ROOM_SINGLE)
-        assert self.evicted_first(toy, chain[-1], lone) == 1
-
     def test_recomputations_weigh(self, make_toy):
         toy = make_toy(pages=16, heuristic="c=none,m=none,s=0,r=2")
         _, a, b = fan(toy, 2)
@@ -268,15 +255,6 @@ class TestPresets:
         assert counts.keys() == {0, 1, 3, 4}
         assert all(140 < count < 260 for count in counts.values())
         assert choices(40) == choices(40)
-
-    def test_random_finds_the_last_one_that_can_go(self, make_toy):
-        toy = make_toy(pages=128, heuristic="random")
-        _, *tensors = fan(toy, 100)
-        for tensor in tensors[:-1]:
-            toy.pin(tensor)
-        assert self.evicted_first(toy, *tensors) == 99
-        for tensor in tensors[:-1]:
-            toy.unpin(tensor)
 
 
 class TestCounters:
@@ -372,13 +350,6 @@ class TestCallback:
         Program(toy, 7).run(250).end()
         assert any(seen)
         assert toy.stats().evictions > 20
-
-    def test_it_is_asked_about_all(self, make):
-        toy = make(lambda candidate: candidate.id, pages=104)
-        fan(toy, 100)
-        toy.unseen(4 * WORDS)
-        assert all(len(asked) <= 100 for asked in self.scores.asked)
-        assert len(self.scores.asked[0]) > 98
 
     @pytest.mark.parametrize(
         ("answer", "message"),

@@ -91,15 +91,6 @@ class TestDeath:
 
 @pytest.mark.parametrize("dealloc", DEALLOCS)
 class TestEveryDeallocationPolicy:
-    def test_what_nothing_depends_on_goes_at_once(self, make_toy, dealloc):
-        toy = make_toy(dealloc=dealloc)
-        x, y = line(toy, "f")
-        y.release()
-        assert toy.pool.stats().live_blocks == 1
-        assert toy.stats().live_storages == 1
-        x.release()
-        assert toy.pool.stats().live_blocks == 0
-
     def test_reset_gives_the_memory_of_dead_storages_back(self, make_toy, dealloc):
         toy = make_toy(dealloc=dealloc)
         x, y, z = line(toy, "f", "g")
@@ -147,15 +138,6 @@ class TestIgnore:
         toy.unpin(z)
         assert z.comes_back()
         assert toy.recomputed == ["g"] * is_used + ["f", "g"]
-
-    def test_a_dead_constant_is_kept_while_something_depends_on_it(self, make_toy):
-        toy = make_toy(dealloc="ignore")
-        x, y = line(toy, "f")
-        x.release()
-        assert toy.stats().kept_constant_bytes == PAGE
-        assert y.comes_back()
-        y.release()
-        assert toy.stats().kept_constant_bytes == 0
 
     def test_what_an_operator_overwrote_when_its_buffer_went_is_not_kept(self, make_toy):
         toy = make_toy(dealloc="ignore")
@@ -217,19 +199,6 @@ class TestBanish:
         assert toy.stats().banished == 1
         assert not toy.evict(resident)
         assert toy.pool.stats().live_blocks == 2
-
-    def test_one_evicted_result_of_several_keeps_it(self, toy):
-        _, y = line(toy, "f")
-        parts = toy.run("split", y, results=[WORDS] * 3)
-        assert toy.evict(parts[1])
-        y.release()
-        assert toy.stats().banished == 0
-        assert toy.evict(parts[0])
-        toy.materialize(parts[0])  # brings both back
-        assert toy.stats().banished == 1
-        for part in parts:
-            assert part.is_right()
-            assert not toy.evict(part)
 
     def test_chains_of_20000_are_banished_without_recursion(self, make_toy):
         toy = make_toy(pages=64, dealloc="banish")

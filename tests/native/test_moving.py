@@ -26,21 +26,6 @@ class TestWhatMoves:
         assert all_right(toy, y)
         assert toy.recomputed == ["y"], "x was there, wherever"
 
-    def test_pinned_escaped_evicted_and_unknown_ones_stay(self, toy):
-        pinned, escaped, unknown = (toy.unseen(WORDS, seed=i) for i in range(3))
-        gone = toy.one("f", pinned, escaped)
-        toy.pin(pinned)
-        toy.pin(escaped, escaped=True)
-        toy.evict(gone)
-        for tensor in (pinned, escaped, gone, unknown):
-            before = tensor.data
-            assert not toy.move(tensor)
-            assert tensor.data == before
-        toy.unpin(pinned)
-        assert toy.move(pinned)
-        assert toy.move_some(3, 50) == 50
-        assert all_right(toy, pinned, escaped, unknown, gone)
-
     def test_what_a_running_operator_uses_stays_and_others_move_meanwhile(self, toy):
         source, other = toy.unseen(WORDS), toy.unseen(WORDS, seed=1)
         seen = []

@@ -28,17 +28,6 @@ class TestMutation:
         assert toy.content(y) == y.expected()
         assert toy.recomputed[2:] in (["fill_"], ["copy_", "fill_"])
 
-    def test_what_was_read_before_it_was_written_is_kept(self, toy):
-        x = toy.unseen(WORDS)
-        left, right = toy.view(x, 0, WORDS // 2), toy.view(x, WORDS // 2, WORDS // 2)
-        toy.run("fill_", (left, WRITE_ONLY))
-        y = toy.one("f", x)
-        assert toy.stats().live_ops == 1
-        toy.run("fill_", (right, WRITE_ONLY))
-        assert not toy.evict(x)
-        assert not toy.evict(y)
-        assert y.is_right()
-
     def test_a_copy_of_what_was_not_written_is_not_written(self, toy):
         x = toy.unseen(WORDS)
         quarters = [toy.view(x, WORDS // 4 * i, WORDS // 4) for i in range(4)]
@@ -74,15 +63,6 @@ class TestKeepingWhatIsOverwritten:
         toy.one("norm", x, (running, MUTATE), keeps_old=True)
         assert before.evicted
         assert toy.content(before) == before.expected()
-
-    def test_the_copy_goes_with_the_last_that_needs_it(self, toy):
-        x, running = toy.unseen(WORDS), toy.unseen(self.SMALL)
-        blocks = toy.pool.stats().live_blocks
-        result = toy.one("norm", x, (running, MUTATE), keeps_old=True)
-        assert toy.stats().kept_constant_bytes == self.SMALL * 8
-        result.release()
-        assert toy.stats().kept_constant_bytes == 0
-        assert toy.pool.stats().live_blocks == blocks
 
     def test_what_is_large_is_not_copied_and_makes_constants(self, toy):
         x, running = toy.unseen(WORDS), toy.unseen(self.LARGE)

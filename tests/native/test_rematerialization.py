@@ -2,7 +2,7 @@
 
 import pytest
 from native_pool import WrongState
-from toy import WORDS, Toy, all_right, chain, fan, line, release
+from toy import WORDS, Toy, chain, fan, line, release
 
 
 class TestMakingRoom:
@@ -66,15 +66,6 @@ class TestHistory:
         assert not old.evicted
         assert not toy.evict(old)
         assert toy.stats().live_ops <= 11
-
-    def test_a_lower_limit_counts_from_the_next_operator_on(self, toy):
-        x, *results = fan(toy, 20)
-        for result in results[::2]:
-            toy.evict(result)
-        toy.keep_history(5)
-        toy.one("f", x)
-        assert toy.stats().live_ops <= 6
-        assert all_right(toy, *results)
 
 
 def test_an_input_that_dies_after_the_step_was_described_is_held_for_it(make_toy):

@@ -97,15 +97,6 @@ def test_a_view_beside_a_new_result_belongs_to_its_argument():
     assert run.decisions == "M1\nM4"
 
 
-def test_a_mutation_makes_no_copy():
-    """simrd's does, and holds three at once."""
-    log = with_x()
-    log.call("x", {"y": 1000})
-    log.mutate("y", 0)
-    assert run_log(log.program).peak_bytes == 2000
-    assert simulate.run_log(log.program).peak_bytes == 3000
-
-
 def test_all_names_of_a_storage_see_a_mutation_and_it_is_repeated_in_place():
     log = with_x()
     log.call("x", {"y": 1500}, time=10)

@@ -29,17 +29,6 @@ class TestConstants:
     def toy(self, make_toy):
         return make_toy(**swapping())
 
-    def test_an_operator_finds_its_swapped_inputs_again(self, toy):
-        source, first = line(toy, "f")
-        assert toy.evict(source)
-        assert not toy.resident(source)
-        assert toy.stats().host_bytes == PAGE
-        second = toy.one("g", source)
-        assert toy.stats().host_bytes == 0
-        assert toy.resident(source)
-        assert toy.recomputed == []
-        assert all_right(toy, source, first, second)
-
     def test_a_swapped_result_becomes_a_constant_where_it_lies(self, toy):
         """When what it was computed from is overwritten it need not come back."""
         source, dear = line(toy, "f")
@@ -60,16 +49,6 @@ class TestConstants:
 
 
 class TestCap:
-    def test_no_more_goes_to_host_memory_than_it_allows(self, make_toy):
-        toy = make_toy(**swapping(pages=2))
-        sources = [constant(toy, seed=i) for i in range(3)]
-        for source in sources:
-            toy.one("f", source, words=8)
-        assert [toy.evict(source) for source in sources] == [True, True, False]
-        toy.materialize(sources[0])
-        assert toy.evict(sources[2])
-        assert all_right(toy, *sources[1:2])
-
     def test_a_search_passes_over_what_finds_no_room_there_until_there_is_some(self, make_toy):
         toy = make_toy(pages=7, **swapping(pages=1))
         sources = [constant(toy, seed=i) for i in range(6)]

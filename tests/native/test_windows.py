@@ -5,7 +5,6 @@ sizes with those that trying every run of blocks finds (native/policy/window_sea
 """
 
 import pytest
-from native_pool import OutOfMemory
 from test_choice import Program
 from toy import PAGE, WORDS, by_parameter
 
@@ -73,18 +72,6 @@ def test_a_window_is_evicted_as_a_whole_and_the_request_has_its_place(make_toy):
     assert [tensor.evicted for tensor in tensors[1:4]].count(True) == 2
 
 
-def test_single_evictions_ignore_neighbors(make_toy):
-    toy = make_toy(pages=8, driver="host-fixed", heuristic="lru", room=SINGLE)
-    tensors = filled(toy, [WORDS - 128] + 7 * [WORDS])
-    use(*tensors[2::2])
-    before = toy.stats().evictions
-    tensors.append(toy.one("large", tensors[0], words=2 * WORDS))
-    stats = toy.stats()
-    assert stats.window_searches == stats.window_evictions == 0
-    assert stats.evictions - before > 2
-    assert stats.contiguity_evictions > 0
-
-
 @pytest.mark.parametrize(("room", "evictions"), [(AUTO, 1), (SINGLE, 2)])
 def test_the_automatic_way_counts_free_bytes_beside_a_block(make_toy, room, evictions):
     """Only it sees, and without any window, that the neighbor of a hole makes the place alone."""
@@ -144,22 +131,6 @@ def test_a_step_that_repeats_maps_nothing(make_toy, pages, layers):
         evictions.append(toy.stats().evictions)
     assert mapped[1:] == 5 * mapped[:1]
     assert evictions[-1] > evictions[-2] > 0
-
-
-def test_what_is_pinned_or_locked_ends_a_window(make_toy):
-    toy = make_toy(pages=8, driver="host-fixed", heuristic="lru", room=WINDOW)
-    tensors = filled(toy, [WORDS - 128] + 7 * [WORDS])
-    for tensor in tensors[2::2]:
-        toy.pin(tensor)
-    with pytest.raises(OutOfMemory):
-        toy.one("large", tensors[0], words=2 * WORDS)
-    toy.verify()
-    toy.unpin(tensors[4])
-    toy.one("large", tensors[0], words=2 * WORDS)
-    assert toy.stats().window_evictions >= 1
-    for tensor in tensors[2::2]:
-        if tensor is not tensors[4]:
-            toy.unpin(tensor)
 
 
 def test_members_that_would_be_recomputed_through_the_same_do_not_count_it_twice(make_toy):
