@@ -15,6 +15,7 @@ from multiprocessing.connection import Connection
 from statistics import median
 from typing import Any
 
+import psutil
 import torch
 
 import dtr_alloc
@@ -25,7 +26,9 @@ from bench.models import Job, digest
 PATIENCE = 20
 """A way is ended if a step takes more than so many times as long as a plain one."""
 SHORTEST_SECONDS = 0.5
-"""Of a step, for the patience: another job may have the processor for longer than that."""
+"""Of a step, for the patience: the search for a plan takes longer than a short one."""
+LOOK_SECONDS = 0.5
+"""Between two looks at what a process has used."""
 GRACE_SECONDS = 10.0
 """For building a job, beside the patience."""
 MOST_SECONDS = 300.0
@@ -76,15 +79,18 @@ class Way:
 class Child(ABC):
     """A process that takes a step whenever it is told to, seen from its parent.
 
-    Raises Ended where an answer is an error, or takes longer than the patience.
+    Raises Ended where an answer is an error, or takes longer than the patience, which is time of
+    the processor: other programs do not use it up.
     """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     def answer(self, patience: float = MOST_SECONDS) -> Any:
-        if not self._pipe.poll(patience):
-            raise Ended("thrashes")
+        begin = self._processor_seconds()
+        while not self._pipe.poll(LOOK_SECONDS):
+            if self._processor_seconds() - begin > patience:
+                raise Ended("thrashes")
         try:
             found = self._pipe.recv()
         except EOFError:
@@ -102,6 +108,16 @@ class Child(ABC):
         """What the way left behind: its memory, and digests of all that a user could compare."""
         self._pipe.send(False)
         return self.answer()
+
+    def _processor_seconds(self) -> float:
+        try:
+            return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in self.pids())
+        except psutil.NoSuchProcess:
+            return 0.0  # the pipe tells
+
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """Of the process, and of others that train with it."""
 
     @abstractmethod
     def close(self) -> None:
@@ -125,6 +141,9 @@ class Process(Child):
         self._process = processes.Process(target=_work, args=(other, make, way), daemon=True)
         self._process.start()
         other.close()
+
+    def pids(self) -> list[int]:
+        return [self._process.pid or 0]
 
     def close(self) -> None:
         self._process.kill()

@@ -80,6 +80,9 @@ class Processes(Child):
         ]
         other.close()
 
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes]
+
     def close(self) -> None:
         for process in self._processes:
             process.kill()
