@@ -74,6 +74,7 @@ class Run:
             found["idle_bytes"] = self._idle_bytes
             for key in ("peak_allocated_bytes", "evictions", "rematerializations"):
                 found[key] = stats[key]
+            dtr_alloc.set_budget("unlimited")  # copying the state takes memory that no step takes
         elif self._device == "cuda":
             found["peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
         return found | {"digest": digest(self._built().state())}
