@@ -19,7 +19,7 @@ from harness import MIB, call, fix_costs, told_by
 from torch import nn
 
 import dtr_alloc
-from bench.measure import Profile, in_own_process, profile
+from bench.measure import Profile, in_own_process, profile, train_plain
 from bench.models import JOBS, differences
 from bench.models.lstm import UnrolledLstm
 from dtr_alloc import heuristics
@@ -371,6 +371,22 @@ class TestPolicy:
         assert counters[-1]["recompute_cost_seconds"] < 1.5 * preset[-1]["recompute_cost_seconds"]
         assert counters[-1]["planned"] == 0
         assert not differences(free, found)
+
+    @pytest.mark.long
+    def test_a_better_plan_takes_over_and_the_bits_stay(self):
+        """How many steps that takes depends on the machine: it is beside the job. Where none was
+        found in time, the bits are those of the first plan."""
+        shape, _free = profile("unet", 3)
+        steps, until = 0, 300
+        with dtr_alloc.session(budget=shape.budget(0.3), device="cpu"):
+            job = JOBS["unet"]()
+            while steps < until:
+                job.step(steps)
+                steps += 1
+                if dtr_alloc.stats()["learned"] == 2:
+                    until = min(until, steps + 8)
+            state = job.state()
+        assert not differences(train_plain("unet", steps), state)
 
     def test_a_budget_that_never_binds_has_nothing_learned(self):
         _state, counters = train("mlp", 1 << 30, None)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -62,6 +63,41 @@ def test_draws_are_those_of_plain_pytorch_and_come_again(name, own):
         assert torch.equal(torch.get_rng_state(), after)
         assert_equal(expected, map(evicted, drawn))
         assert torch.equal(torch.get_rng_state(), after), "the job's generator moved"
+
+
+def test_a_thread_with_its_own_generator_has_its_numbers_beside_training_threads():
+    def prepare(out: list[float]) -> None:
+        generator = torch.Generator().manual_seed(1)
+        out.extend(torch.randn(500, generator=generator).sum().item() for _ in range(200))
+
+    def train(index: int, out: dict[int, list[float]]) -> None:
+        generator = torch.Generator().manual_seed(index)
+        net = nn.Sequential(*[nn.Linear(64, 64) for _ in range(4)])
+        for parameter in net.parameters():
+            with torch.no_grad():
+                parameter.normal_(0, 0.1, generator=generator)
+        losses = []
+        for _ in range(10):
+            hidden = torch.randn(512, 64, generator=generator)
+            for layer in net:
+                mask = torch.empty(512, 64).bernoulli_(0.5, generator=generator)
+                hidden = torch.relu(layer(hidden)) * mask
+            loss = hidden.square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        out[index] = [*losses, *(float(p.grad.sum()) for p in net.parameters())]
+
+    def all_of_it() -> tuple[list[float], dict[int, list[float]]]:
+        prepared: list[float] = []
+        trained: dict[int, list[float]] = {}
+        trainers = [partial(train, i, trained) for i in range(3)]
+        on_threads(partial(prepare, prepared), *trainers)
+        return prepared, trained
+
+    expected = all_of_it()
+    with checked_session("3MiB"):
+        assert all_of_it() == expected
+        assert dtr_alloc.stats()["rematerializations"] > 0
 
 
 def test_two_threads_that_draw_from_one_generator_share_out_its_numbers():
