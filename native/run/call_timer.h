@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "base/scoped_timer.h"
+#include "base/room_time.h"
 #include "base/thread_use.h"
 #include "dtr_alloc.h"
 #include "eviction/move.h"

@@ -7,7 +7,7 @@
 
 #include "base/error.h"
 #include "base/handles.h"
-#include "base/scoped_timer.h"
+#include "base/room_time.h"
 #include "graph/heap_blocks.h"
 #include "policy/room_price.h"
 

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "base/scoped_timer.h"
+#include "base/room_time.h"
 #include "eviction/evictor.h"
 #include "eviction/move.h"
 #include "graph/graph.h"

@@ -6,7 +6,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/scoped_timer.h"
+#include "base/room_time.h"
 #include "event_log.h"
 
 namespace dtr {
