@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ import dtr_alloc
 from dtr_alloc.torch import custom_operators
 
 TRIALS = 3
+X = torch.linspace(-3, 3, 1000)
 
 
 class Library:
@@ -26,6 +28,8 @@ class Library:
     def __init__(self, namespace: str) -> None:
         self.namespace = namespace
         self.calls = 0
+        self.kept: list[Any] = []
+        """What operators hold, which stay as long as the process."""
 
     def define(
         self, function: Callable[..., Tensor], mutates_args: tuple[str, ...] = ()
@@ -48,24 +52,23 @@ _numbers = count()
 
 @pytest.fixture
 def library() -> Iterator[Library]:
-    yield Library(f"dtr_custom{next(_numbers)}")
+    yield (library := Library(f"dtr_custom{next(_numbers)}"))
+    library.kept.clear()
     custom_operators._declared.clear()
 
 
-def doubling(library: Library, after: int) -> tuple[Callable[..., Tensor], list[Tensor]]:
-    """An operator that uses one buffer for its results after so many calls; and that buffer. The
-    operator stays, and with it what it holds: the test has to clear it."""
-    buffer: list[Tensor] = []
+def doubling(library: Library, after: int) -> Callable[..., Tensor]:
+    """An operator that uses one buffer for its results after so many calls."""
 
     def double(x: Tensor) -> Tensor:
         if library.calls <= after:
             return x * 2
-        if not buffer:
-            buffer.append(x * 2)
-            return buffer[0]
-        return buffer[0].copy_(x * 2)
+        if not library.kept:
+            library.kept.append(x * 2)
+            return library.kept[0]
+        return library.kept[0].copy_(x * 2)
 
-    return library.counting(double), buffer
+    return library.counting(double)
 
 
 def gelu_of(library: Library) -> Callable[..., Tensor]:
@@ -118,40 +121,28 @@ def test_kernels_of_triton_repeat():
 
 
 def test_an_array_may_outlive_the_operator_that_made_it(library):
-    arrays = []
-
     def summed(x: Tensor) -> Tensor:
-        arrays.append(x.numpy())
+        library.kept.append(x.numpy())
         return x.sum(0)
 
     with checked_session():
         x = torch.ones(100, 100).exp()
         library.define(summed)(x)
         assert not dtr_alloc.evict(x)
-        assert (arrays[0] == x.numpy()).all()
-    arrays.clear()  # the operator's function stays as long as the process
+        assert (library.kept[0] == x.numpy()).all()
 
 
 def test_what_repeats_runs_twice_three_times_and_can_be_evicted(library):
+    """Other values of other arguments are tried anew."""
     gelu = gelu_of(library)
-    x = torch.linspace(-3, 3, 1000)
-    expected = torch.nn.functional.gelu(x) * 2
-    with checked_session():
-        got = [gelu(x + 0, 2.0) for _ in range(TRIALS + 2)]
-        assert library.calls == 2 * TRIALS + 2
-        for result in got:
-            assert torch.equal(evicted(result), expected)
-        assert library.calls == 3 * TRIALS + 4
-
-
-def test_other_values_of_other_arguments_are_tried_anew(library):
-    gelu = gelu_of(library)
-    x = torch.linspace(-3, 3, 1000)
     with checked_session():
         for scale in (1.0, 2.0):
-            for _ in range(TRIALS + 1):
-                gelu(x, scale)
-    assert library.calls == 2 * (2 * TRIALS + 1)
+            library.calls = 0
+            got = [gelu(X + 0, scale) for _ in range(TRIALS + 2)]
+            assert library.calls == 2 * TRIALS + 2
+            for result in got:
+                assert torch.equal(evicted(result), torch.nn.functional.gelu(X) * scale)
+            assert library.calls == 3 * TRIALS + 4
 
 
 def test_what_draws_from_a_generator_of_pytorch_draws_the_same_again(library):
@@ -240,7 +231,7 @@ def test_what_gives_the_same_memory_each_time_is_no_result_of_its_own(library):
 
 
 def test_what_gives_an_earlier_result_again_later_is_found_and_kept(library, capfd):
-    operator, buffer = doubling(library, 2 * TRIALS)
+    operator = doubling(library, 2 * TRIALS)
     x = torch.linspace(-1, 1, 1000)
     with checked_session():
         for _ in range(TRIALS + 1):
@@ -253,17 +244,15 @@ def test_what_gives_an_earlier_result_again_later_is_found_and_kept(library, cap
         assert torch.equal(again, (x + 1) * 2)
         assert not dtr_alloc.evict(again)
     assert "overwrites a tensor that is none of its arguments" in capfd.readouterr().err
-    buffer.clear()
 
 
 def test_a_result_that_an_operator_keeps_when_it_runs_again_is_a_copy(library):
-    kept: list[Tensor] = []
     keeps = False
 
     def double(x: Tensor) -> Tensor:
         result = x * 2
         if keeps:
-            kept.append(result)
+            library.kept.append(result)
         return result
 
     operator = library.define(double)
@@ -273,13 +262,12 @@ def test_a_result_that_an_operator_keeps_when_it_runs_again_is_a_copy(library):
         keeps = True
         for result in results:
             assert torch.equal(evicted(result), x * 2)
-        assert len(kept) == len(results)
-        assert all(torch.equal(each, x * 2) for each in kept)
-        kept.clear()  # the operator stays, and with it what it holds
+        assert len(library.kept) == len(results)
+        assert all(torch.equal(each, x * 2) for each in library.kept)
 
 
 def test_a_result_that_an_operator_keeps_may_be_written_to_later_and_is_kept(library):
-    operator, buffer = doubling(library, 2 * TRIALS + 1)
+    operator = doubling(library, 2 * TRIALS + 1)
     x = torch.linspace(-1, 1, 1000)
     with checked_session():
         early = [operator(x + 0) for _ in range(TRIALS + 1)]
@@ -289,18 +277,17 @@ def test_a_result_that_an_operator_keeps_may_be_written_to_later_and_is_kept(lib
         for result in early:
             assert torch.equal(evicted(result), x * 2)
         assert torch.equal(late, (x + 2) * 2), "what was run again does not write to it"
-    buffer.clear()
 
 
 @pytest.mark.parametrize("budget", [400_000, 700_000, 1_000_000, 1_500_000])
 def test_a_buffer_that_an_operator_begins_to_use_while_it_runs_again_is_no_null_pointer(
     library, budget
 ):
-    operator, buffer = doubling(library, 20)
+    operator = doubling(library, 20)
 
     def run() -> list[float]:
         library.calls = 0
-        buffer.clear()
+        library.kept.clear()
         sums = []
         for _ in range(8):
             kept = []
@@ -317,7 +304,6 @@ def test_a_buffer_that_an_operator_begins_to_use_while_it_runs_again_is_no_null_
     # What depends on the buffer is computed before that is overwritten, and then kept.
     with checked_session(budget, swap=MIB):
         assert run() == expected
-    buffer.clear()
 
 
 def test_an_interrupt_in_a_trial_is_the_jobs(library):
@@ -352,25 +338,23 @@ def test_a_trial_without_memory_for_it_shows_nothing(library):
 def test_what_is_trusted_is_not_tried(library):
     gelu = gelu_of(library)
     dtr_alloc.trust(f"{library.namespace}::gelu")
-    x = torch.linspace(-3, 3, 1000)
     with checked_session():
-        result = gelu(x, 2.0)
+        result = gelu(X, 2.0)
         assert library.calls == 1
-        assert torch.equal(evicted(result), torch.nn.functional.gelu(x) * 2)
+        assert torch.equal(evicted(result), torch.nn.functional.gelu(X) * 2)
         dtr_alloc.distrust(library.namespace)
-        assert dtr_alloc.evict(gelu(x, 2.0)), "the word on an operator goes before"
+        assert dtr_alloc.evict(gelu(X, 2.0)), "the word on an operator goes before"
         dtr_alloc.distrust(f"{library.namespace}::gelu")
-        assert not dtr_alloc.evict(gelu(x, 2.0))
+        assert not dtr_alloc.evict(gelu(X, 2.0))
 
 
 def test_the_setting_holds_for_its_session(library):
     gelu = gelu_of(library)
-    x = torch.linspace(-3, 3, 1000)
     with dtr_alloc.session(budget="unlimited", device="cpu", trust=library.namespace):
-        gelu(x, 2.0)
+        gelu(X, 2.0)
     assert library.calls == 1
     with checked_session():
-        gelu(x, 2.0)
+        gelu(X, 2.0)
     assert library.calls == 3
 
 
@@ -391,15 +375,12 @@ def test_what_overwrites_as_its_schema_says_is_repeated_if_it_is_trusted(library
         assert torch.equal(evicted(run()), torch.full((1000,), 2.0))
 
 
+@pytest.mark.usefixtures("library")
 def test_an_operator_of_pytorch_can_be_distrusted():
-    x = torch.linspace(-3, 3, 1000)
-    try:
-        with checked_session():
-            dtr_alloc.distrust("aten::erf")
-            assert not dtr_alloc.evict(torch.erf(x))
-            assert dtr_alloc.evict(torch.sin(x))
-    finally:
-        custom_operators._declared.clear()
+    with checked_session():
+        dtr_alloc.distrust("aten::erf")
+        assert not dtr_alloc.evict(torch.erf(X))
+        assert dtr_alloc.evict(torch.sin(X))
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a::", "a::b::c", "a.b", 3])
