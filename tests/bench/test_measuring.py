@@ -1,53 +1,25 @@
 """What reports of benches say of their cells, and when a way is ended. Needs PyTorch."""
 
-import multiprocessing
+import itertools
 import time
-from collections.abc import Callable
-from multiprocessing.connection import Connection
-from typing import Any
+from contextlib import closing
+from functools import partial
+from typing import Any, cast
 
 import pytest
 
 from bench.foreign import report as foreign
-from bench.interleaved import Child, Ended
+from bench.interleaved import Ended, Process, Way
 from bench.peers.report import cells, summary
 
 
-def _spin(pipe: Connection) -> None:
-    while True:
-        pass
-
-
-def _sleep(pipe: Connection) -> None:
-    time.sleep(3)
-    pipe.send("slept")
-
-
-class _Forked(Child):
-    def __init__(self, work: Callable[[Connection], None]) -> None:
-        processes = multiprocessing.get_context("fork")
-        pipe, other = processes.Pipe()
-        super().__init__(pipe)
-        self.process = processes.Process(target=work, args=(other,), daemon=True)
-        self.process.start()
-        other.close()
-
-    def pids(self) -> list[int]:
-        return [self.process.pid or 0]
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.join()
-
-
-@pytest.mark.parametrize(("work", "end"), [(_spin, "thrashes"), (_sleep, "slept")])
-def test_patience_is_time_of_the_processor(work: Callable[[Connection], None], end: str) -> None:
-    child = _Forked(work)
-    try:
-        with pytest.raises(Ended, match=end):
-            child.answer(patience=1.0)
-    finally:
-        child.close()
+def test_patience_is_time_of_the_processor() -> None:
+    sleep = Process(cast(Any, partial(time.sleep, 5)), [], Way())
+    with closing(sleep):
+        assert sleep.answer(patience=3.0) == {}
+    spin = Process(cast(Any, partial(any, itertools.repeat(0))), [], Way())
+    with closing(spin), pytest.raises(Ended, match="thrashes"):
+        spin.answer(patience=3.0)
 
 
 def test_beside_peers_what_fails_comes_first_and_two_percent_are_even() -> None:
