@@ -273,7 +273,7 @@ $(FRAMEWORKS)/packages: bench/frameworks/requirements.txt pyproject.toml
 	touch $@
 
 clean:
-	rm -rf build dist out *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f dtr_alloc/_core.*.so dtr_alloc/_lab.*.so dtr_alloc/_*.cpp $(VENV)/core
 
 # What pyproject.toml asks for with an extra, and torch; dtr_alloc itself is the next rule.
